@@ -202,7 +202,7 @@ class Settings:
         InputError: when a variable is set to anything but a whole number in its range.
     """
 
-    max_steps: int = 5_000  # most steps of one run
+    max_steps: int = 1_000  # most steps of one run
     max_seconds: int = 1_800  # a run is stopped after this many seconds
     max_line: int = 10  # runs that may wait in line
     max_line_per_visitor: int = 4  # of those, from one visitor

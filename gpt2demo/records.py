@@ -114,14 +114,14 @@ def _read(kind: type[_Record], data: Any) -> _Record:
     values = {}
     for name, value in data.items():
         hint = hints.get(name)
-        if hint == tuple[str, ...] and isinstance(value, list):
-            hint, value = tuple, tuple(value)
-            if not all(isinstance(item, str) for item in value):
-                raise TypeError(f"{name} holds something that is no text")
         allowed = get_args(hint) or (hint,)
-        if float in allowed and type(value) is int:  # JSON has one kind of number
+        if hint == tuple[str, ...]:
+            if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+                raise TypeError(f"{name} is no list of texts")
+            value = tuple(value)
+        elif float in allowed and type(value) is int:  # JSON has one kind of number
             value = float(value)
-        if type(value) not in allowed:
+        elif type(value) not in allowed:
             raise TypeError(f"{name} is of type {type(value).__name__}")
         values[name] = value
     return kind(**values)
