@@ -1,0 +1,56 @@
+"""torch.compile with its seconds counted apart from the steps, and a way on where it fails."""
+
+import time
+from typing import Final
+
+import torch
+from torch import nn
+
+from gpt2demo.config import RunConfig
+from gpt2demo.oom import is_out_of_memory
+from gpt2demo.precision import PRECISION, autocast
+
+# what torch's compiler says, and what it means to the person who chose it
+_MISSING: Final = {
+    "InvalidCxxCompiler": "no C++ compiler (g++ or clang++) was found",
+    "CppCompileError": "the C++ compiler failed",
+    "TritonMissing": "the package triton is missing",
+    "GPUTooOldForTriton": "this GPU is too old for triton",
+}
+
+
+def compile_model(
+    model: nn.Module, config: RunConfig, device: torch.device
+) -> tuple[nn.Module, float, str | None]:
+    """Compile `model` by one forward and backward of the run's own shape; no weight changes.
+
+    Returns:
+        the compiled model, the seconds it took, and None; or, where compiling fails, `model`
+        itself, the seconds, and a sentence that names the reason and what runs instead.
+
+    Raises:
+        whatever says out of memory: that is the run's end, not the compiler's.
+    """
+    t0 = time.perf_counter()
+    note = None
+    x = torch.zeros(config.B, config.T, dtype=torch.long, device=device)
+    try:
+        compiled = torch.compile(model)
+        with autocast(PRECISION[config.precision], device.type):
+            _, loss = compiled(x, x)
+        loss.backward()  # the backward graph is compiled when it first runs
+    except Exception as exc:
+        if is_out_of_memory(exc):
+            raise
+        compiled = model
+        note = f"torch.compile did not work here: {_reason(exc)}. The run goes on without it."
+    model.zero_grad()
+    return compiled, time.perf_counter() - t0, note
+
+
+def _reason(exc: BaseException) -> str:
+    text = f"{type(exc).__name__} {exc}"
+    for sign, reason in _MISSING.items():
+        if sign in text:
+            return reason
+    return f"it ended with {type(exc).__name__}"

@@ -1,0 +1,108 @@
+"""The lesson's training loop: one body for every precision, and a clock that tells the truth."""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+
+from gpt2demo import accelerator
+from gpt2demo.compiling import compile_model
+from gpt2demo.config import WARMUP_STEPS, RunConfig
+from gpt2demo.data import DataLoaderLite
+from gpt2demo.malloc import keep_large_blocks
+from gpt2demo.model import GPT
+from gpt2demo.precision import PRECISION, autocast, grad_scaler, precision_scope
+from gpt2demo.records import StepMetrics
+
+
+@dataclass(kw_only=True, slots=True)
+class Progress:
+    """What a run is doing between its steps; written by `train`, read by whoever watches."""
+
+    phase: str = "starting"  # "loading the text", "building the model", "compiling", "training"
+    notes: list[str] = field(default_factory=list)  # sentences for the visitor
+    parameters: int | None = None
+    compile_seconds: float | None = None
+
+
+def train(
+    config: RunConfig,
+    tokens: torch.Tensor,
+    device: torch.device,
+    should_stop: Callable[[], bool] = lambda: False,
+    progress: Progress | None = None,
+) -> Iterator[StepMetrics]:
+    """Train GPT-2 from scratch and yield one record a step.
+
+    Ends after `config.steps` steps, when `should_stop` answers True between two steps, or after a
+    step whose loss is not finite. The process-wide matmul mode is put back and model and optimizer
+    are dropped however it ends.
+
+    Args:
+        config: the checked settings.
+        tokens: (n,) int64 token ids, n > B*T.
+        device: where to train.
+        should_stop: asked before every step.
+        progress: filled in as the run goes on.
+    """
+    progress = progress or Progress()
+    precision = PRECISION[config.precision]
+    loader = DataLoaderLite(tokens, config.B, config.T)
+    model = optimizer = scaler = x = y = loss = None
+    with keep_large_blocks(), precision_scope(precision):
+        try:
+            progress.phase = "building the model"
+            accelerator.reset_peak_memory(device)
+            with torch.random.fork_rng(devices=[]):
+                torch.default_generator.manual_seed(config.seed)
+                model = GPT(config.gpt, attention=config.attention)
+            progress.parameters = model.num_params()
+            model.to(device=device, dtype=precision.weight_dtype)
+            # fused=None is torch's own choice: foreach on a GPU, a plain loop on a CPU
+            fused = True if config.optimizer == "fused" else None
+            optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, fused=fused)
+            scaler = grad_scaler(precision, device.type)
+            if config.compile:
+                progress.phase = "compiling"
+                model, progress.compile_seconds, note = compile_model(model, config, device)
+                progress.notes += [note] if note else []
+            progress.phase = "training"
+
+            for step in range(config.steps):
+                if should_stop():
+                    break
+                x, y = loader.next_batch()
+                x, y = x.to(device), y.to(device)
+                loss_scale = scaler.get_scale()
+                accelerator.synchronize(device)  # the device works on its own: wait for it
+                t0 = time.perf_counter()
+                optimizer.zero_grad()
+                with autocast(precision, device.type):  # forward and loss only
+                    logits, loss = model(x, y)
+                del logits  # B*T*vocab_size numbers that backward does not need
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+                loss = loss.item()
+                accelerator.synchronize(device)
+                t1 = time.perf_counter()
+                step_time = t1 - t0  # seconds
+                yield StepMetrics(
+                    step=step,
+                    loss=loss,
+                    step_ms=step_time * 1000,
+                    tokens_per_sec=config.B * config.T / step_time,
+                    is_warmup=step < WARMUP_STEPS,
+                    skipped=scaler.get_scale() < loss_scale,
+                    loss_scale=loss_scale if scaler.is_enabled() else None,
+                    peak_memory_bytes=accelerator.peak_memory_bytes(device),
+                )
+                if not math.isfinite(loss):
+                    break
+        finally:
+            model = optimizer = scaler = x = y = loss = None
+            if config.compile:
+                torch._dynamo.reset()
+            accelerator.free_memory(device)
