@@ -1,0 +1,292 @@
+"""Every ending of a run, put into words; and memory that comes back."""
+
+import gc
+import logging
+import weakref
+from dataclasses import replace
+
+import pytest
+import torch
+
+from gpt2demo import oom, runner
+from gpt2demo import train as train_module
+from gpt2demo.config import GPTConfig, InputError, RunConfig
+from gpt2demo.data import load_tokens
+from gpt2demo.device import probe_device
+from gpt2demo.model import GPT
+from gpt2demo.train import Progress
+
+INFO = probe_device("cpu")
+
+
+def tiny(**settings) -> RunConfig:
+    return RunConfig(model="tiny", device="cpu", **({"B": 2, "T": 8, "steps": 5} | settings))
+
+
+def execute(config: RunConfig, **given):
+    steps = []
+    summary = runner.execute(config, INFO, on_step=steps.append, **given)
+    return summary, steps
+
+
+def test_a_run_to_its_end():
+    summary, steps = execute(tiny())
+    assert summary.state == "finished"
+    assert summary.steps_done == len(steps) == 5
+    assert summary.steps_measured == 3
+    assert summary.step_ms_median == sorted(s.step_ms for s in steps[2:])[1]
+    assert summary.final_loss == steps[-1].loss
+    assert summary.parameters == 3_382_080  # 50257*64 + 1024*64 + 2*(12*64*64 + 13*64) + 2*64
+    assert summary.mfu is None  # no peak is known for a CPU
+    assert summary.peak_memory_bytes is None
+
+
+def test_the_next_run_after_every_failure_is_fine(monkeypatch):
+    fail_in(monkeypatch, "forward", torch.OutOfMemoryError("CUDA out of memory."))
+    assert execute(tiny())[0].state == "out of memory"
+    monkeypatch.undo()
+    assert execute(tiny())[0].state == "finished"
+
+
+def fail_in(patch, where: str, error: BaseException | None, step: int = 0) -> list[weakref.ref]:
+    """Make the step raise `error` in forward, backward or the optimizer; returns its tensors."""
+    calls = iter(range(1000))
+    alive = []
+
+    def maybe(*_):
+        nonlocal error
+        if next(calls) == step:
+            raised, error = error, None  # the exception pins its frames: keep none
+            raise raised
+
+    if where == "optimizer":
+        # inside step, where the first moments are born
+        patch.setattr(torch.optim.AdamW, "_init_group", lambda *_, **__: maybe())
+    forward = GPT.forward
+
+    def spied(model, *args):
+        if where == "forward":
+            maybe()
+        if where == "backward":
+            model.transformer.ln_f.bias.register_hook(maybe)
+        logits, loss = forward(model, *args)
+        alive.extend([weakref.ref(model), weakref.ref(model.lm_head.weight), weakref.ref(logits)])
+        return logits, loss
+
+    patch.setattr(GPT, "forward", spied)
+    return alive
+
+
+OUT_OF_MEMORY = [
+    (
+        torch.OutOfMemoryError,
+        "CUDA out of memory. Tried to allocate 3.07 GiB. GPU 0 has a total capacity of 15.77 GiB "
+        "of which 1.20 GiB is free.",
+    ),
+    (
+        RuntimeError,
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    ),
+    (
+        RuntimeError,
+        "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+    ),
+    (
+        RuntimeError,
+        "[enforce fail at alloc_cpu.cpp:118] err == 0. DefaultCPUAllocator: can't allocate "
+        "memory: you tried to allocate 3296067584 bytes. Error code 12 (Cannot allocate memory)",
+    ),
+    (MemoryError, ""),
+]
+
+
+@pytest.mark.parametrize("where", ["forward", "backward", "optimizer"])
+@pytest.mark.parametrize(("kind", "text"), OUT_OF_MEMORY)
+def test_out_of_memory_names_the_settings_and_gives_the_memory_back(monkeypatch, where, kind, text):
+    alive = fail_in(monkeypatch, where, kind(text))
+    summary, steps = execute(tiny())
+    assert summary.state == "out of memory"
+    for part in ("B=2", "T=8", "fp32", "Lower"):
+        assert part in summary.message
+    assert steps == []
+    gc.collect()
+    assert not [ref for ref in alive if ref() is not None]
+
+
+def test_what_was_asked_for_is_named(monkeypatch):
+    kind, text = OUT_OF_MEMORY[0]
+    fail_in(monkeypatch, "backward", kind(text))
+    assert "3.07 GiB" in execute(tiny())[0].message
+
+
+def test_out_of_memory_in_a_later_step_keeps_the_curve(monkeypatch):
+    fail_in(monkeypatch, "forward", torch.OutOfMemoryError("out of memory"), step=3)
+    summary, steps = execute(tiny())
+    assert summary.state == "out of memory"
+    assert "in step 3" in summary.message
+    assert len(steps) == summary.steps_done == 3
+
+
+def test_a_shape_error_is_an_error_and_not_memory(monkeypatch, caplog):
+    fail_in(
+        monkeypatch,
+        "forward",
+        RuntimeError("mat1 and mat2 shapes cannot be multiplied (2x8 and 16x4)"),
+    )
+    with caplog.at_level(logging.ERROR):
+        summary, _ = execute(tiny())
+    assert summary.state == "error"
+    assert "RuntimeError" in summary.message
+    assert "memory" not in summary.message
+    assert "mat1 and mat2" in caplog.text  # the log has the details, the page has not
+    assert "mat1" not in summary.message
+
+
+def test_a_setting_that_the_machine_cannot_hold_never_starts(monkeypatch):
+    built = []
+    monkeypatch.setattr(train_module, "GPT", lambda *a, **k: built.append(1))
+    monkeypatch.setattr(runner, "memory_free_bytes", lambda _: 8 * 2**30)
+    summary, _ = execute(RunConfig(B=64, T=1024, device="cpu"))
+    assert summary.state == "out of memory"
+    assert not built
+    assert "8.0 GiB are free" in summary.message
+    assert "Lower B" in summary.message
+    assert "error" not in summary.message.lower()
+
+
+def test_a_model_too_large_at_any_size_says_so(monkeypatch):
+    monkeypatch.setattr(runner, "memory_free_bytes", lambda _: 2 * 2**30)
+    summary, _ = execute(RunConfig(model="gpt2-xl", B=1, T=1, device="cpu"))
+    assert summary.state == "out of memory"
+    assert summary.message.endswith("Take a smaller model.")
+
+
+@pytest.mark.parametrize("factor", [float("nan"), float("inf")])
+def test_divergence_names_the_step_and_keeps_the_curve(monkeypatch, factor):
+    forward = GPT.forward
+    calls = iter(range(100))
+
+    def diverging(model, *args):
+        logits, loss = forward(model, *args)
+        return logits, loss * factor if next(calls) == 5 else loss
+
+    monkeypatch.setattr(GPT, "forward", diverging)
+    summary, steps = execute(tiny(steps=20))
+    assert summary.state == "diverged"
+    assert summary.message.startswith("Diverged at step 5")
+    assert len(steps) == 6
+
+
+class Panic(BaseException):
+    """As the tokenizer's Rust code raises it."""
+
+
+def test_a_base_exception_ends_as_an_error(monkeypatch, caplog):
+    fail_in(monkeypatch, "forward", Panic("/secret/path.rs:1"))
+    with caplog.at_level(logging.CRITICAL):
+        summary, _ = execute(tiny())
+    assert summary.state == "error"
+    assert "/" not in summary.message
+
+
+def test_an_interrupt_keeps_what_was_measured(monkeypatch):
+    fail_in(monkeypatch, "forward", KeyboardInterrupt(), step=3)
+    summary, steps = execute(tiny())
+    assert summary.state == "interrupted"
+    assert len(steps) == 3
+    assert summary.steps_measured == 1
+
+
+def test_stopping_gives_the_reason():
+    reasons = iter([None, None, None, "its owner pressed Stop"])
+    summary, steps = execute(tiny(steps=50), stop_reason=lambda: next(reasons))
+    assert summary.state == "stopped"
+    assert summary.message == "Stopped after 3 of 50 steps: its owner pressed Stop."
+    assert len(steps) == 3
+
+
+def test_a_text_too_short_is_refused_with_both_counts():
+    with pytest.raises(InputError, match=r"\b2 tokens.*\b17\b"):
+        execute(tiny(text="Hello world"))
+
+
+def test_a_text_encoded_before_is_used_as_it_is():
+    tokens = load_tokens(tiny(), 2**20)[0]
+    given, _ = execute(tiny(), tokens=tokens)
+    assert given.final_loss == execute(tiny())[0].final_loss
+
+
+def test_check_device_refuses_what_is_not_available():
+    support = dict(INFO.support)
+    support["fp64"] = replace(support["fp64"], status="not available", reason="No float64 here.")
+    info = replace(INFO, support=support)
+    runner.check_device(tiny(), info)
+    with pytest.raises(InputError, match=r"fp64.*No float64 here"):
+        runner.check_device(tiny(precision="fp64"), info)
+
+
+# ------------------------------------------------------------------ torch.compile
+
+
+def test_a_compiler_that_is_missing_is_named_and_the_run_goes_on(monkeypatch):
+    class InvalidCxxCompiler(RuntimeError):  # noqa: N818 - torch's name
+        pass
+
+    def broken(model):
+        def call(*_):
+            raise InvalidCxxCompiler("No working C++ compiler found in torch._inductor.config")
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", broken)
+    progress = Progress()
+    summary, steps = execute(tiny(compile=True), progress=progress)
+    assert summary.state == "finished"
+    assert summary.notes == (
+        "torch.compile did not work here: no C++ compiler (g++ or clang++) was found. "
+        "The run goes on without it.",
+    )
+    assert [s.loss for s in steps] == [s.loss for s in execute(tiny())[1]]
+
+
+def test_out_of_memory_while_compiling_is_out_of_memory(monkeypatch):
+    def broken(model):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(torch, "compile", broken)
+    assert execute(tiny(compile=True))[0].state == "out of memory"
+
+
+def one_layer(patch) -> None:
+    """Compiling takes a third of the time that it takes with two layers."""
+    patch.setattr(RunConfig, "gpt", property(lambda _: GPTConfig(n_layer=1, n_head=1, n_embd=32)))
+
+
+# torch's compiler itself uses what it deprecates
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_compiled_losses_equal_eager_ones_and_the_seconds_are_no_step(monkeypatch):
+    one_layer(monkeypatch)
+    phases = []
+
+    class Spied(Progress):
+        def __setattr__(self, name, value):
+            if name == "phase":
+                phases.append(value)
+            super().__setattr__(name, value)
+
+    summary, steps = execute(tiny(compile=True, steps=3), progress=Spied())
+    assert summary.notes == ()  # this machine has a compiler
+    assert phases[-2:] == ["compiling", "training"]
+    assert summary.compile_seconds > 1
+    assert max(step.step_ms for step in steps) < summary.compile_seconds * 1000
+    eager = [step.loss for step in execute(tiny(steps=3))[1]]
+    assert [step.loss for step in steps] == pytest.approx(eager, rel=1e-4)
+
+
+def test_forecast_gate_counts_more_than_the_tensors():
+    config = RunConfig(B=4, T=1024)
+    need = oom.cpu_need_bytes(config)
+    with pytest.raises(torch.OutOfMemoryError):
+        oom.check_cpu_memory(config, need - 1)
+    oom.check_cpu_memory(config, need)
+    oom.check_cpu_memory(config, None)  # unknown: try
