@@ -1,0 +1,286 @@
+"""One run at a time, first come first served: who owns it, who watches, what has finished.
+
+A run belongs to the hub and not to the page that started it. Pages only look; the sole writer of a
+run's steps is its thread.
+"""
+
+import logging
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from gpt2demo.config import InputError, RunConfig, Settings
+from gpt2demo.data import load_tokens
+from gpt2demo.device import DeviceInfo, probe_device, resolve_device
+from gpt2demo.malloc import share_main_arena
+from gpt2demo.records import RunRecord, RunSummary, StepMetrics, timing
+from gpt2demo.runner import check_device, execute
+from gpt2demo.train import Progress
+
+log = logging.getLogger(__name__)
+
+Execute = Callable[..., RunSummary]  # runner.execute's form
+
+
+@dataclass(kw_only=True, eq=False)
+class Run:
+    """One run in the hub. `steps` only grows, and only its own thread appends to it."""
+
+    id: str
+    owner: str  # a token that only its owner holds
+    config: RunConfig
+    device: DeviceInfo
+    tokens: torch.Tensor | None = None  # an own text, encoded; None = the config names a corpus
+    steps: list[StepMetrics] = field(default_factory=list)
+    progress: Progress = field(default_factory=Progress)
+    summary: RunSummary | None = None
+    started: float | None = None  # the hub's clock, seconds
+    stop_reason: str | None = None
+    stop: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def state(self) -> str:
+        """Where the run is: waiting, loading, compiling, running, stopping, or how it ended."""
+        if self.summary:
+            return self.summary.state
+        if self.started is None:
+            return "waiting"
+        if self.stop.is_set():
+            return "stopping"
+        return {"compiling": "compiling", "training": "running"}.get(self.progress.phase, "loading")
+
+    @property
+    def seconds_left(self) -> float | None:
+        """The steps to go times the median step; None until one step is measured."""
+        measured = timing(self.steps)
+        if measured.step_ms_median is None:
+            return None
+        return (self.config.steps - len(self.steps)) * measured.step_ms_median / 1000
+
+    def record(self) -> RunRecord:
+        """The finished run as it is written."""
+        assert self.summary, "the run has not ended"
+        return RunRecord(
+            config=self.config.to_dict(),
+            device=self.device.to_dict(),
+            steps=tuple(self.steps),
+            summary=self.summary,
+        )
+
+
+class Hub:
+    """The server's runs: the one that goes on, the line behind it, and those that ended."""
+
+    def __init__(
+        self,
+        settings: Settings | None = None,
+        *,
+        device: str = "auto",
+        execute: Execute = execute,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.settings = settings or Settings()
+        self.device = resolve_device(device)
+        self.device_info = probe_device(device)
+        self.current: Run | None = None
+        self.waiting: deque[Run] = deque()
+        self.finished: deque[Run] = deque(maxlen=self.settings.max_finished)
+        self._execute = execute
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._thread: threading.Thread | None = None
+        self._seen = clock()  # when anybody last looked
+        self._closing = False
+        share_main_arena()
+
+    # --- what visitors ask for
+
+    def submit(self, config: RunConfig, owner: str) -> Run:
+        """Take a run into the line; it starts at once when nothing else goes on.
+
+        Raises:
+            InputError: a limit of this server, a precision the device lacks, an unfit own text, or
+                a full line.
+        """
+        limit = self.settings.max_steps
+        if config.steps > limit:
+            raise InputError(
+                "steps",
+                f"steps must be a whole number from 1 to {limit:,} on this page, "
+                f"not {config.steps:,}.",
+            )
+        config = replace(config, device=str(self.device))
+        check_device(config, self.device_info)
+        self._check_line(owner)
+        tokens = None
+        if config.text_name == "own":
+            tokens, _ = load_tokens(config, self.settings.max_text_mib * 2**20)
+            config = replace(config, text="own")  # the words themselves are not kept
+        run = Run(
+            id=secrets.token_hex(4),
+            owner=owner,
+            config=config,
+            device=self.device_info,
+            tokens=tokens,
+        )
+        with self._lock:
+            self._check_line(owner)
+            self.waiting.append(run)
+            self.seen()
+            self._start_next()
+        return run
+
+    def stop(self, owner: str) -> str:
+        """Stop the owner's run after its running step, or take their waiting runs out of the line.
+
+        Returns:
+            what happens now, in one sentence.
+        """
+        with self._lock:
+            run = self.current
+            if run and run.owner == owner:
+                self._end(run, "its owner pressed Stop")
+                return "Stopping after this step."
+            mine = [waiting for waiting in self.waiting if waiting.owner == owner]
+            for waiting in mine:
+                self.waiting.remove(waiting)
+            if mine:
+                return "Taken out of the line."
+            if run:
+                return "This run belongs to somebody else; only its owner stops it."
+            return "Nothing is running."
+
+    def seen(self) -> None:
+        """Somebody looks: called by every open page while it watches."""
+        self._seen = self._clock()
+
+    # --- what pages show
+
+    def place(self, run: Run) -> int | None:
+        """The run's place in the line, the running one being 1; None when it waits no more."""
+        with self._lock:
+            ahead = 1 if self.current else 0
+            return self.waiting.index(run) + 1 + ahead if run in self.waiting else None
+
+    def wait_seconds(self, run: Run) -> float | None:
+        """How long until a waiting run starts; None while a run ahead of it has no known speed."""
+        with self._lock:
+            if run not in self.waiting:
+                return None
+            ahead = [self.current] if self.current else []
+            ahead += list(self.waiting)[: self.waiting.index(run)]
+        known = [self._seconds(other) for other in ahead]
+        return None if None in known else sum(known)
+
+    def mine(self, owner: str) -> list[Run]:
+        """The owner's runs that have not ended, in order."""
+        with self._lock:
+            runs = [*([self.current] if self.current else []), *self.waiting]
+        return [run for run in runs if run.owner == owner]
+
+    def find(self, run_id: str) -> Run | None:
+        """The run of this id, ended or not."""
+        with self._lock:
+            runs = [*self.finished, *([self.current] if self.current else []), *self.waiting]
+        return next((run for run in runs if run.id == run_id), None)
+
+    def close(self, timeout: float = 5.0) -> None:
+        """End the running run and forget the line; waits `timeout` seconds for the thread."""
+        with self._lock:
+            self._closing = True
+            self.waiting.clear()
+            if self.current:
+                self._end(self.current, "the server is closing")
+            thread = self._thread
+        if thread:
+            thread.join(timeout)
+
+    # --- inside
+
+    def _check_line(self, owner: str) -> None:
+        if self._closing:
+            raise InputError("line", "The server is closing and takes no more runs.")
+        if len(self.waiting) >= self.settings.max_line:
+            raise InputError(
+                "line", f"The line is full: {len(self.waiting)} runs wait. Try again in a while."
+            )
+        own = sum(run.owner == owner for run in self.waiting)
+        if own >= self.settings.max_line_per_visitor:
+            raise InputError(
+                "line", f"You have {own} runs in the line already. Let one of them finish first."
+            )
+
+    def _seconds(self, run: Run) -> float | None:
+        """How long a run will still take: from its own steps, or from an equal run before it."""
+        if run.seconds_left is not None:
+            return run.seconds_left
+        for other in reversed(self.finished):
+            alike = replace(other.config, steps=run.config.steps, seed=run.config.seed)
+            if alike == run.config and other.summary and other.summary.step_ms_median:
+                return run.config.steps * other.summary.step_ms_median / 1000
+        return None
+
+    def _end(self, run: Run, reason: str) -> None:
+        if not run.stop.is_set():
+            run.stop_reason = reason
+            run.stop.set()
+
+    def _start_next(self) -> None:
+        with self._lock:
+            if self.current or not self.waiting or self._closing:
+                return
+            run = self.current = self.waiting.popleft()
+            run.started = self._clock()
+            self._thread = threading.Thread(
+                target=self._work, args=(run,), name=f"run-{run.id}", daemon=True
+            )
+            self._thread.start()
+
+    def _work(self, run: Run) -> None:
+        """The background thread: one run, whatever happens in it."""
+        try:
+            if torch.get_num_threads() > 3:
+                torch.set_num_threads(torch.get_num_threads() - 1)  # a core for the page
+            run.summary = self._execute(
+                run.config,
+                run.device,
+                on_step=run.steps.append,
+                stop_reason=lambda: self._why_stop(run),
+                progress=run.progress,
+                tokens=run.tokens,
+                max_text_bytes=self.settings.max_text_mib * 2**20,
+            )
+        except BaseException as exc:  # the room goes on
+            message = str(exc) if isinstance(exc, InputError) else _UNEXPECTED
+            if not isinstance(exc, InputError):
+                log.exception("a run's thread ended with an error")
+            run.summary = RunSummary(
+                state="error",
+                message=message,
+                steps_done=len(run.steps),
+                steps_measured=0,
+                seconds=self._clock() - run.started,
+            )
+        finally:
+            run.tokens = None
+            with self._lock:
+                self.finished.append(run)
+                self.current = None
+                self._start_next()
+
+    def _why_stop(self, run: Run) -> str | None:
+        """Asked between two steps."""
+        now = self._clock()
+        if now - run.started > self.settings.max_seconds:
+            self._end(run, f"a run may take {self.settings.max_seconds:,} seconds on this page")
+        if now - self._seen > self.settings.orphan_seconds:
+            self._end(run, f"nobody watched for {self.settings.orphan_seconds} seconds")
+        return run.stop_reason
+
+
+_UNEXPECTED = "The run ended with an unexpected error. The server's log has the details."
