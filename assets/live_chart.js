@@ -1,0 +1,613 @@
+// The live view: tiles, legend, three panels, status line and log, drawn from the stream.
+//
+// gradio runs this text once as the body of a function of (element, props, server, watch);
+// ui/live.py puts `const setup = {...}` in front of it: figure, palette, dashes, symbols, texts.
+// Every message is JSON in props.value (ui/live.py describes it). Nothing that came from the
+// server is ever read as HTML: it goes into text nodes, and escaped into plotly's labels.
+
+const KEEP = 500; // points of a curve after re-binning
+const REBIN = 750; // points that make a curve be re-binned
+const LOG_LINES = 200;
+const LOSS_CEILING = 30; // nats; an untrained model has ln(50257) = 10.8
+const DIVERGED = { n: "NaN", "+": "inf", "-": "-inf" };
+const ACTIVE = ["waiting", "loading", "compiling", "running", "stopping"];
+
+// ---------------------------------------------------------------- the page's nodes
+
+function node(tag, className, ...children) {
+  const made = document.createElement(tag);
+  made.className = className;
+  made.append(...children);
+  return made;
+}
+
+function setText(target, text) {
+  if (target.textContent !== text) target.textContent = text;
+}
+
+function makeTile(name) {
+  const value = node("span", "live-value", "–");
+  const unit = node("span", "live-unit");
+  const note = node("dd", "live-note");
+  const box = node("div", "live-tile", node("dt", "", name), node("dd", "", value, " ", unit), note);
+  return { box, value, unit, note };
+}
+
+const tile = {
+  ms: makeTile("Step time"),
+  tps: makeTile("Throughput"),
+  loss: makeTile("Loss"),
+  mem: makeTile("Peak memory"),
+  mfu: makeTile("MFU"),
+};
+const legend = node("div", "live-legend");
+const plot = node("div", "live-plot");
+const empty = node("p", "live-empty", setup.texts.empty);
+const chart = node("div", "live-chart", legend, node("div", "live-canvas", plot, empty));
+const sentence = node("span", "live-sentence");
+sentence.setAttribute("role", "status");
+sentence.setAttribute("aria-live", "polite");
+const place = node("span", "live-place");
+const count = node("span", "live-count");
+const bar = node("progress", "live-bar");
+bar.setAttribute("aria-label", "Steps done");
+const status = node("div", "live-status", sentence, place, count, bar);
+const logLast = node("code", "live-log-last");
+const logCopy = node("button", "live-copy", "Copy");
+logCopy.type = "button";
+const log = node("pre", "live-lines");
+log.tabIndex = 0;
+log.setAttribute("aria-label", "Log lines");
+const logBox = node("details", "live-log", node("summary", "", "Log", logLast), logCopy, log);
+const tilesBox = node("dl", "live-tiles", ...Object.values(tile).map((t) => t.box));
+element.querySelector(".live").replaceChildren(tilesBox, chart, status, logBox);
+
+// ---------------------------------------------------------------- numbers as text
+
+const grouped = (x, digits) =>
+  x.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+const ms = (x) => grouped(x, x >= 100 ? 0 : x >= 10 ? 1 : 2);
+const rate = (x) => grouped(x, x >= 100 ? 0 : 1);
+const escaped = (text) =>
+  String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+const plural = (n, word) => `${grouped(n, 0)} ${word}${n === 1 ? "" : "s"}`;
+
+function duration(seconds) {
+  const s = Math.max(0, Math.round(seconds));
+  if (s < 90) return `${s} s`;
+  if (s < 5400) return `${Math.floor(s / 60)} min ${s % 60} s`;
+  return `${Math.floor(s / 3600)} h ${Math.floor((s % 3600) / 60)} min`;
+}
+
+const flagOf = (row) => row[3] || "";
+const tokensPerSecond = (run, row) => (run.tokens / row[2]) * 1000;
+const lossText = (row, digits) =>
+  row[1] === null ? DIVERGED[flagOf(row)[0]] || "unknown" : row[1].toFixed(digits);
+
+// ---------------------------------------------------------------- the runs
+
+const runs = new Map(); // id -> run, in the order of drawing
+const hidden = new Set(); // ids that the legend switched off
+let dirty = false; // false, "rows" (only new rows) or "all"
+
+function spoil(how) {
+  if (dirty !== "all") dirty = how;
+  if (!frame) frame = requestAnimationFrame(draw);
+}
+
+function addRun(given) {
+  if (runs.has(given.id)) return;
+  // the lowest free place among the runs of one precision decides dash and symbol
+  const taken = [...runs.values()].filter((r) => r.precision === given.precision);
+  let place = 0;
+  while (taken.some((r) => r.place === place)) place += 1;
+  const nth = Math.max(0, Object.keys(setup.palette).indexOf(given.precision));
+  runs.set(given.id, {
+    ...given,
+    rows: [...given.rows],
+    drawn: 0, // rows that are in the chart already
+    place,
+    dash: setup.dashes[place % setup.dashes.length],
+    symbol: setup.symbols[(nth + place) % setup.symbols.length],
+  });
+  spoil("all");
+}
+
+// At most KEEP rows: first, last, warm-up, and each bin's extremes (as charts.py does). Bins are
+// equal in steps, not in rows: what was thinned before is not thinned more than the rest.
+function rebinned(rows, warmup) {
+  const first = rows[0];
+  const last = rows[rows.length - 1];
+  const isFixed = (row) => row === first || row === last || row[0] < warmup;
+  const kept = new Set(rows.filter(isFixed));
+  const count = Math.floor((KEEP - kept.size) / 5);
+  const bins = Array.from({ length: count }, () => []);
+  for (const row of rows) {
+    const share = (row[0] - first[0]) / (last[0] - first[0] + 1);
+    if (!isFixed(row)) bins[Math.floor(share * count)].push(row);
+  }
+  const extreme = (list, key, sign) =>
+    list.reduce((best, row) => (sign * row[key] > sign * best[key] ? row : best));
+  for (const bin of bins) {
+    const finite = bin.filter((row) => row[1] !== null);
+    if (bin.length) kept.add(extreme(bin, 2, -1)).add(extreme(bin, 2, 1));
+    if (finite.length) kept.add(extreme(finite, 1, -1)).add(extreme(finite, 1, 1));
+    if (finite.length < bin.length) kept.add(bin.find((row) => row[1] === null));
+  }
+  return rows.filter((row) => kept.has(row));
+}
+
+function addRows(run, rows, to) {
+  const last = run.rows.length ? run.rows[run.rows.length - 1][0] : -1;
+  const fresh = rows.filter((row) => row[0] > last); // after a snapshot some are known
+  run.rows.push(...fresh);
+  run.have = Math.max(run.have, to);
+  writeLog(run, fresh, last);
+  if (run.rows.length > REBIN) {
+    run.rows = rebinned(run.rows, run.warmup);
+    spoil("all");
+  } else if (fresh.length) spoil("rows");
+}
+
+// ---------------------------------------------------------------- messages
+
+let lastN = null; // counter of the last message
+let syncing = null; // the wait for a snapshot, or null
+let held = []; // messages that came meanwhile
+let syncedAt = -Infinity;
+
+function receive(text) {
+  if (!text) return;
+  const message = JSON.parse(text);
+  if (message.reset) {
+    syncing = null;
+    lastN = message.n;
+    reset(message);
+  } else if (syncing) held.push(message);
+  else {
+    const whole = lastN !== null && message.n === lastN + 1;
+    lastN = message.n;
+    if (!whole || !apply(message)) resync(0);
+  }
+}
+
+// gradio may merge two updates into one, and a connection may lose one: ask for everything.
+// What the answer holds is at least as new as the message that showed the gap.
+function resync(tries) {
+  const wait = (syncing = {});
+  const pause = tries ? Math.min(15, 2 ** tries) * 1000 : syncedAt + 1000 - performance.now();
+  if (!tries) held = [];
+  setTimeout(async () => {
+    if (syncing !== wait) return; // a reset came through the stream
+    try {
+      const snapshot = JSON.parse(await server.snapshot());
+      if (syncing !== wait) return;
+      syncing = null;
+      syncedAt = performance.now();
+      reset(snapshot);
+      const waiting = held;
+      held = [];
+      for (const message of waiting) receive(JSON.stringify(message));
+    } catch (error) {
+      console.warn("live view: no snapshot", error);
+      if (syncing === wait && element.isConnected) resync(tries + 1);
+    }
+  }, Math.max(0, pause));
+}
+
+function reset(message) {
+  runs.clear();
+  log.replaceChildren();
+  logLast.textContent = "";
+  for (const given of message.runs || []) addRun(given);
+  const newest = [...runs.values()].pop();
+  if (newest) {
+    logHeading(newest);
+    writeLog(newest, newest.rows, -1);
+  }
+  for (const id of hidden) if (!runs.has(id)) hidden.delete(id);
+  showParts(message);
+  spoil("all");
+}
+
+// One message of the stream; false when it does not fit what is known.
+function apply(message) {
+  if (message.start && !runs.has(message.start.id)) {
+    addRun(message.start);
+    logHeading(message.start);
+    writeLog(runs.get(message.start.id), message.start.rows, -1);
+  }
+  if (message.run !== undefined) {
+    const run = runs.get(message.run);
+    if (!run || message.from > run.have) return false;
+    addRows(run, message.rows, message.to);
+  }
+  if (message.end) {
+    const run = runs.get(message.end.id);
+    if (!run) return false;
+    run.live = false;
+    spoil("all");
+  }
+  for (const id of message.drop || []) {
+    if (runs.delete(id)) spoil("all");
+    hidden.delete(id);
+  }
+  showParts(message);
+  return true;
+}
+
+// ---------------------------------------------------------------- tiles, status, log
+
+let tiles = null; // null = nothing to show yet
+let said = {}; // the status
+
+function showParts(message) {
+  const known = message.partial ? tiles : {}; // partial: only the fields that changed
+  if (message.tiles !== undefined) tiles = message.tiles && { ...known, ...message.tiles };
+  if (message.status) {
+    // a snapshot that was asked for may not know whose page this is
+    const before = message.partial ? said : { mine: said.mine };
+    said = { ...before, ...message.status };
+    showStatus();
+  }
+  showTiles();
+}
+
+function fill(target, value, unit, note) {
+  setText(target.value, value);
+  setText(target.unit, unit);
+  setText(target.note, note || "");
+  target.box.classList.toggle("live-words", !unit && value !== "–");
+}
+
+function showTiles() {
+  const t = tiles || {};
+  const pending = t.warmup ? "warming up" : "–";
+  const figure = (target, x, format, unit, note) =>
+    x == null ? fill(target, pending, "", "") : fill(target, format(x), unit, note);
+  const spread = t.p25 == null ? "" : `middle half ${ms(t.p25)}–${ms(t.p75)}`;
+  figure(tile.ms, t.ms, ms, "ms/step", spread);
+  figure(tile.tps, t.tps, rate, "tok/sec", "");
+  const newest = [...runs.values()].pop();
+  const row = newest && newest.rows[newest.rows.length - 1];
+  if (t.loss != null) fill(tile.loss, t.loss.toFixed(4), "nats", "per token");
+  else fill(tile.loss, tiles && row && row[1] === null ? lossText(row, 4) : "–", "", "");
+  const unknown = (target, x, format, unit, note) => {
+    if (x != null) fill(target, format(x), unit, note);
+    else if (t.warmup && !note) fill(target, "warming up", "", "");
+    else fill(target, note ? "unknown" : "–", "", note);
+  };
+  unknown(tile.mem, t.mem_gib, (x) => grouped(x, x >= 100 ? 1 : 2), "GiB", t.mem_note);
+  unknown(tile.mfu, t.mfu, (x) => grouped(x * 100, 1), "%", t.mfu_note);
+}
+
+function showStatus() {
+  const active = ACTIVE.includes(said.state);
+  status.dataset.state = said.state;
+  setText(sentence, (said.mine && active ? "Your run: " : "") + (said.text || ""));
+  setText(place, said.line || "");
+  const steps = said.steps || 0;
+  const done = Math.min(said.done || 0, steps);
+  let counted = steps ? `step ${grouped(done, 0)} of ${grouped(steps, 0)}` : "";
+  if (active && said.left_s != null) counted += `, about ${duration(said.left_s)} left`;
+  setText(count, counted);
+  bar.style.visibility = steps ? "visible" : "hidden";
+  bar.max = steps || 1;
+  bar.value = done;
+}
+
+function logHeading(run) {
+  const shown = log.childElementCount ? "\n" : "";
+  log.append(node("span", "live-heading", `${shown}${run.label}\n`));
+}
+
+function writeLog(run, rows, lastStep) {
+  if (!rows.length) return;
+  const follow = log.scrollHeight - log.scrollTop - log.clientHeight < 24;
+  let previous = lastStep;
+  let line = "";
+  for (const row of rows.slice(-LOG_LINES)) {
+    const skipped = row[0] - previous - 1;
+    if (skipped > 0 && previous >= 0) log.append(`… ${plural(skipped, "step")} not listed\n`);
+    previous = row[0];
+    const perSecond = tokensPerSecond(run, row).toFixed(2);
+    const loss = row[1] === null ? lossText(row).toLowerCase() : row[1].toFixed(6);
+    line = `step ${row[0]}, loss: ${loss}, dt: ${row[2].toFixed(2)}ms, tok/sec: ${perSecond}`;
+    log.append(line + (flagOf(row).includes("s") ? "  (skipped by the scaler)" : "") + "\n");
+  }
+  while (log.childNodes.length > LOG_LINES) log.firstChild.remove();
+  setText(logLast, line);
+  if (follow) log.scrollTop = log.scrollHeight;
+}
+
+logBox.addEventListener("toggle", () => {
+  log.scrollTop = log.scrollHeight;
+});
+logCopy.addEventListener("click", async () => {
+  try {
+    await navigator.clipboard.writeText(log.textContent);
+    logCopy.textContent = "Copied";
+    setTimeout(() => (logCopy.textContent = "Copy"), 1500);
+  } catch {
+    getSelection().selectAllChildren(log); // plain http: marked, ready for Ctrl+C
+  }
+});
+
+// ---------------------------------------------------------------- the chart
+
+const axes = ["xaxis", ...setup.figure.panels.map((panel) => panel.layout)];
+let Plotly = null;
+let frame = 0;
+let isDrawn = false;
+let restUntil = 0;
+let theme = null;
+
+// Any colour CSS knows as the rgb() that plotly knows.
+function rgb(colour) {
+  const context = new OffscreenCanvas(1, 1).getContext("2d");
+  context.fillStyle = colour;
+  context.fillRect(0, 0, 1, 1);
+  const [r, g, b, a] = context.getImageData(0, 0, 1, 1).data;
+  return `rgba(${r},${g},${b},${a / 255})`;
+}
+
+function readTheme() {
+  const style = getComputedStyle(chart);
+  theme = {
+    name: document.body.classList.contains("dark") ? "dark" : "light",
+    text: rgb(style.color),
+    muted: rgb(getComputedStyle(count).color),
+    grid: rgb(style.borderTopColor),
+    ground: rgb(style.backgroundColor),
+  };
+}
+
+const narrow = () => plot.clientWidth < 520;
+const colour = (run) => (setup.palette[run.precision] || {})[theme.name] || theme.muted;
+const shown = () => [...runs.values()].filter((run) => !hidden.has(run.id));
+
+const panelValue = {
+  loss: (run, row) => row[1],
+  ms: (run, row) => row[2],
+  tps: tokensPerSecond,
+};
+
+function columns(run, panel, rows) {
+  const value = panelValue[panel.key];
+  return {
+    x: rows.map((row) => row[0]),
+    y: rows.map((row) => value(run, row)),
+    "marker.color": rows.map((row) => (row[0] < run.warmup ? theme.ground : colour(run))),
+    customdata: rows.map((row) => [
+      lossText(row, 4),
+      ms(row[2]),
+      rate(tokensPerSecond(run, row)),
+      (row[0] < run.warmup ? ", warm-up" : "") + (flagOf(row).includes("s") ? ", skipped" : ""),
+    ]),
+  };
+}
+
+function hoverText(run) {
+  const name = escaped(run.label) + (narrow() ? "<br>" : ": ");
+  const figures = "loss %{customdata[0]}, %{customdata[1]} ms, %{customdata[2]} tok/s";
+  return `${name}${figures}%{customdata[3]}<extra></extra>`;
+}
+
+function trace(run, panel) {
+  const { "marker.color": markerColour, ...data } = columns(run, panel, run.rows);
+  const line = { color: colour(run), width: run.live ? 2.5 : 1.25, dash: run.dash };
+  return {
+    type: "scatter",
+    mode: "lines+markers",
+    uid: `${run.id} ${panel.key}`,
+    name: escaped(run.label),
+    xaxis: "x",
+    yaxis: panel.axis,
+    ...data,
+    connectgaps: false,
+    visible: !hidden.has(run.id),
+    opacity: run.live ? 1 : 0.6,
+    line,
+    marker: {
+      symbol: run.symbol,
+      size: run.live ? 6 : 4.5,
+      opacity: 1,
+      maxdisplayed: run.live || run.rows.length <= 60 ? 60 : 20,
+      color: markerColour,
+      line: { color: line.color, width: 1.5 },
+    },
+    // one entry a run, from the panel whose value is always finite and never outside its axis
+    hoverinfo: panel.key === "tps" ? "all" : "none",
+    hovertemplate: panel.key === "tps" ? hoverText(run) : undefined,
+    showlegend: false,
+  };
+}
+
+// What a panel leaves outside its axis, and where the axis ends. null = leave it to plotly.
+function outside(panel) {
+  const drawnRuns = shown();
+  if (panel.key === "loss") {
+    const rows = drawnRuns.flatMap((run) => run.rows);
+    const broken = rows.filter((row) => row[1] === null).length;
+    const high = rows.reduce((top, row) => Math.max(top, row[1] ?? 0), 0);
+    const parts = broken ? [`NaN or infinite at ${plural(broken, "step")}`] : [];
+    if (high > LOSS_CEILING) parts.push(`highest: ${high.toPrecision(3)}`);
+    return { end: high > LOSS_CEILING ? LOSS_CEILING : null, text: parts.join(", ") };
+  }
+  if (panel.key !== "ms") return { end: null, text: "" };
+  let end = 0;
+  for (const run of drawnRuns)
+    for (const row of run.rows) if (row[0] >= run.warmup && row[2] > end) end = row[2];
+  if (!end) return { end: null, text: "" };
+  end *= 1.12;
+  const above = [];
+  for (const run of drawnRuns)
+    for (const row of run.rows) if (row[2] > end) above.push(row[2]);
+  if (!above.length) return { end, text: "" };
+  const head = `${plural(above.length, "warm-up")} above: `;
+  if (above.length <= 2) return { end, text: head + above.map((x) => `${ms(x)} ms`).join(", ") };
+  return { end, text: `${head}up to ${ms(Math.max(...above))} ms` };
+}
+
+// Sets the parts of a layout that follow from the data. Axes stay on plotly's autorange, within
+// limits, so that a zoom is the viewer's own and a double click brings all of it back.
+function fit(layout) {
+  for (const panel of setup.figure.panels) {
+    const { end, text } = outside(panel);
+    layout[panel.layout].autorangeoptions = end === null ? {} : { clipmax: end };
+    layout.annotations.find((a) => a.name === `note-${panel.key}`).text = text;
+  }
+  // a short run shows its planned length from the start, a long one grows
+  const ends = shown().map((run) => Math.min(run.live ? run.steps : run.have, 100) - 1);
+  layout.xaxis.autorangeoptions = { include: [0, Math.max(9, ...ends)] };
+  const hasRows = [...runs.values()].some((run) => run.rows.length);
+  for (const name of axes) layout[name].showticklabels = hasRows;
+  empty.hidden = hasRows;
+}
+
+function layoutNow() {
+  const layout = structuredClone(setup.figure.layout);
+  layout.paper_bgcolor = layout.plot_bgcolor = "rgba(0,0,0,0)";
+  layout.font.color = theme.text;
+  layout.font.family = getComputedStyle(element).fontFamily;
+  Object.assign(layout.hoverlabel, { bgcolor: theme.ground, bordercolor: theme.grid });
+  layout.hoverlabel.font.color = theme.text;
+  layout.modebar = { bgcolor: "rgba(0,0,0,0)", color: theme.muted, activecolor: theme.text };
+  layout.xaxis.spikecolor = theme.muted;
+  for (const name of axes) {
+    Object.assign(layout[name], { gridcolor: theme.grid, tickfont: { color: theme.muted } });
+  }
+  for (const a of layout.annotations) {
+    a.font = { color: a.name.startsWith("note-") ? theme.muted : theme.text };
+  }
+  if (matchMedia("(pointer: coarse)").matches) layout.dragmode = false; // a swipe scrolls the page
+  fit(layout);
+  return layout;
+}
+
+function extend() {
+  const panels = setup.figure.panels;
+  const update = { x: [], y: [], "marker.color": [], customdata: [] };
+  const indices = [];
+  [...runs.values()].forEach((run, at) => {
+    if (run.drawn === run.rows.length) return;
+    panels.forEach((panel, p) => {
+      const added = columns(run, panel, run.rows.slice(run.drawn));
+      for (const key in update) update[key].push(added[key]);
+      indices.push(at * panels.length + p);
+    });
+  });
+  if (!indices.length) return;
+  fit(plot.layout); // extendTraces redraws with the layout as it is: one redraw for both
+  Plotly.extendTraces(plot, update, indices);
+}
+
+function draw() {
+  frame = 0;
+  if (!Plotly || !dirty || !plot.clientWidth) return; // drawn when it is there and visible
+  const started = performance.now();
+  if (started < restUntil) {
+    frame = requestAnimationFrame(draw);
+    return;
+  }
+  if (!theme) readTheme();
+  if (isDrawn && dirty === "rows") extend();
+  else {
+    const panels = setup.figure.panels;
+    const data = [...runs.values()].flatMap((run) => panels.map((panel) => trace(run, panel)));
+    // plotly draws no axes without a trace: these, without points, keep all three panels there
+    data.push(...panels.map((p) => ({ uid: p.key, x: [null], y: [null], yaxis: p.axis })));
+    const how = isDrawn ? Plotly.react : Plotly.newPlot;
+    how(plot, data, layoutNow(), setup.figure.config);
+    isDrawn = true;
+    drawLegend();
+  }
+  for (const run of runs.values()) run.drawn = run.rows.length;
+  dirty = false;
+  const now = performance.now();
+  restUntil = now + 2 * (now - started); // a slow machine keeps two thirds of its time
+}
+
+const SHAPES = {
+  circle: "M-3 0a3 3 0 1 0 6 0a3 3 0 1 0-6 0",
+  square: "M-3-3h6v6h-6z",
+  diamond: "M0-4L4 0L0 4L-4 0z",
+  "triangle-up": "M0-4L4 3H-4z",
+  "triangle-down": "M0 4L4-3H-4z",
+};
+
+function drawLegend() {
+  const svg = (tag, attributes) => {
+    const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+    for (const key in attributes) made.setAttribute(key, attributes[key]);
+    return made;
+  };
+  const keys = [...runs.values()].map((run) => {
+    const c = colour(run);
+    const swatch = svg("svg", { viewBox: "0 0 30 10", width: 30, height: 10, "aria-hidden": true });
+    const line = { d: "M0 5H30", stroke: c, "stroke-width": run.live ? 2.5 : 1.5, fill: "none" };
+    if (run.dash !== "solid") line["stroke-dasharray"] = run.dash.replaceAll("px", "");
+    const shape = { d: SHAPES[run.symbol], fill: c, transform: "translate(15 5)" };
+    swatch.append(svg("path", line), svg("path", shape));
+    const key = node("button", run.live ? "live-key live-now" : "live-key", swatch, run.label);
+    key.type = "button";
+    key.title = "Show or hide this run";
+    key.setAttribute("aria-pressed", String(!hidden.has(run.id)));
+    key.addEventListener("click", () => {
+      if (!hidden.delete(run.id)) hidden.add(run.id);
+      key.setAttribute("aria-pressed", String(!hidden.has(run.id)));
+      spoil("all");
+    });
+    return key;
+  });
+  const focused = [...legend.children].indexOf(document.activeElement);
+  legend.replaceChildren(...keys);
+  if (focused >= 0 && keys[focused]) keys[focused].focus();
+}
+
+// ---------------------------------------------------------------- start
+
+// gradio moves the app under a prefix when it runs behind a proxy; config.root knows it
+function loadPlotly() {
+  window.gpt2demoPlotly ??= new Promise((resolve, reject) => {
+    const script = document.createElement("script");
+    script.src = ((window.gradio_config && window.gradio_config.root) || "") + setup.plotly;
+    script.onload = () => resolve(window.Plotly);
+    script.onerror = () => reject(new Error(script.src));
+    document.head.append(script);
+  });
+  return window.gpt2demoPlotly;
+}
+
+const resizing = new ResizeObserver(() => {
+  if (!element.isConnected) {
+    resizing.disconnect();
+    theming.disconnect();
+    if (Plotly) Plotly.purge(plot);
+  } else if (isDrawn && plot.clientWidth) {
+    spoil("all"); // its hover texts follow the width
+    Plotly.Plots.resize(plot);
+  } else if (dirty) spoil(dirty);
+});
+const theming = new MutationObserver(() => {
+  theme = null;
+  spoil("all");
+});
+
+watch("value", () => receive(props.value));
+showTiles();
+bar.style.visibility = "hidden";
+spoil("all");
+resizing.observe(plot);
+theming.observe(document.body, { attributes: true, attributeFilter: ["class"] });
+receive(props.value);
+loadPlotly().then(
+  (loaded) => {
+    Plotly = loaded;
+    spoil("all");
+  },
+  () => {
+    window.gpt2demoPlotly = undefined;
+    setText(empty, setup.texts.failed);
+  },
+);

@@ -1,0 +1,70 @@
+"""A headless Chromium and a served page, for the tests that look at the real thing."""
+
+import os
+import shutil
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import gradio as gr
+import pytest
+from playwright.sync_api import Browser, sync_playwright
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+]
+
+
+def chromium_path() -> str:
+    """The installed browser; without one the test skips, or fails where browsers are required."""
+    for name in NAMES:
+        if path := shutil.which(name):
+            return path
+    reason = f"no browser: none of {', '.join(NAMES)} is on the PATH"
+    if os.environ.get("GPT2DEMO_REQUIRE_BROWSER") == "1":
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """The installed Chromium, driven by playwright."""
+    path = chromium_path()
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@contextmanager
+def served(demo: gr.Blocks, **launch: Any) -> Iterator[str]:
+    """The page's address while `demo` is served on 127.0.0.1; closed afterwards."""
+    port = free_port()
+    settings = {"quiet": True, "run_history": False, "ssr_mode": False, "show_error": True}
+    demo.launch(
+        server_name="127.0.0.1",
+        server_port=port,
+        prevent_thread_lock=True,
+        **(settings | launch),
+    )
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        demo.close()
