@@ -1,0 +1,21 @@
+"""Start the page: `python app.py`, then open http://127.0.0.1:7860."""
+
+import os
+import signal
+
+from gpt2demo.config import Settings
+from gpt2demo.hub import Hub
+from gpt2demo.ui.page import build_demo, launch_options
+
+
+def main() -> None:
+    """Serve until SIGINT or SIGTERM, then end the run and the process."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
+    hub = Hub(Settings.from_env())
+    build_demo(hub).launch(**launch_options(hub))
+    hub.close()
+    os._exit(0)  # a step may take longer than anybody waits
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""The same without a browser: /train, /stop, /status and /device for scripts.
+
+The runs go through the same line as the page's, under the same limits.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import asdict, replace
+from typing import Any, Final
+
+import gradio as gr
+
+from gpt2demo.config import InputError, RunConfig, default_sizes
+from gpt2demo.device import memory_free_bytes, warnings_for
+from gpt2demo.hub import Hub, Run
+from gpt2demo.records import jsonable, timing
+from gpt2demo.ui.stream import waiting_line
+
+_POLL_SEC: Final = 0.1
+
+
+def add_api(hub: Hub) -> None:
+    """Add the endpoints to the Blocks that is open."""
+    sizes = default_sizes(hub.device.type)
+
+    async def train(
+        request: gr.Request,
+        model: str = "gpt2",
+        precision: str = "fp32",
+        B: int = sizes["B"],
+        T: int = sizes["T"],
+        steps: int = sizes["steps"],
+        seed: int = 1337,
+        attention: str = "manual",
+        optimizer: str = "default",
+        compile: bool = False,
+        vocab_size: int = 50257,
+        lr: float = 3e-4,
+        text: str = "builtin",
+    ) -> AsyncIterator[dict]:
+        """Train GPT-2 and stream one dict a step; the last dict holds the summary.
+
+        The first dict names the run: {"run_id", "stop_token", "config", "warnings"}. While the run
+        waits, {"line": "2nd in line, about 40 s"} is sent whenever that changes. A step is {"step",
+        "loss", "step_ms", "tokens_per_sec", "is_warmup", "skipped", "loss_scale",
+        "peak_memory_bytes"}; a loss that is NaN or infinite is null, with "loss_flag" beside it.
+        The last dict is {"summary": {...}}.
+
+        Args:
+            model: gpt2, gpt2-medium, gpt2-large, gpt2-xl or tiny.
+            precision: fp32, tf32, bf16, fp16 or fp64.
+            B: sequences a step, 1 to 256.
+            T: tokens a sequence, 1 to 1024.
+            steps: training steps, 1 to this server's limit.
+            seed: seed of the weights, 0 to 2147483647.
+            attention: manual or sdpa.
+            optimizer: AdamW as default or fused.
+            compile: whether torch.compile is used.
+            vocab_size: 50257 or 50304.
+            lr: AdamW's learning rate, above 0 and up to 1.
+            text: builtin, shakespeare, or a text of your own of at least B*T+1 tokens.
+        """
+        owner = request.session_hash or ""
+        try:
+            config = RunConfig(
+                model=model,
+                precision=precision,
+                B=B,
+                T=T,
+                steps=steps,
+                seed=seed,
+                attention=attention,
+                optimizer=optimizer,
+                compile=compile,
+                vocab_size=vocab_size,
+                lr=lr,
+                text=text,
+            )
+            run = await asyncio.to_thread(hub.submit, config, owner)
+        except InputError as exc:
+            raise gr.Error(str(exc), print_exception=False) from None
+        yield {
+            "run_id": run.id,
+            "stop_token": owner,
+            "config": run.config.to_dict(),
+            "warnings": list(warnings_for(hub.device_info, precision)),
+        }
+        async for row in _rows(hub, run):
+            yield row
+
+    def stop(request: gr.Request, stop_token: str = "") -> dict:
+        """Stop a run after its running step, or take it out of the line.
+
+        Args:
+            stop_token: the token from the first dict of /train; without it, the runs that this
+                client started are meant.
+        """
+        owner = stop_token if isinstance(stop_token, str) and stop_token else request.session_hash
+        return {"message": hub.stop(owner or "")}
+
+    def status() -> dict:
+        """What the server does now: the running run, its figures, and how many wait."""
+        run = hub.current
+        if run is None:
+            return {"state": "idle", "waiting": len(hub.waiting), "finished": len(hub.finished)}
+        return jsonable(
+            {
+                "state": run.state,
+                "run_id": run.id,
+                "label": run.config.label,
+                "steps_done": len(run.steps),
+                "steps": run.config.steps,
+                "seconds_left": run.seconds_left,
+                **asdict(timing(list(run.steps))),
+                "waiting": len(hub.waiting),
+                "finished": len(hub.finished),
+            }
+        )
+
+    def device() -> dict:
+        """The device in use, its memory, and what each precision means on it."""
+        free = memory_free_bytes(hub.device)
+        return replace(hub.device_info, memory_free_bytes=free).to_dict()
+
+    common: dict[str, Any] = {"concurrency_limit": None}
+    gr.api(train, api_name="train", **common)
+    gr.api(stop, api_name="stop", queue=False)
+    gr.api(status, api_name="status", queue=False)
+    gr.api(device, api_name="device", **common)
+
+
+async def _rows(hub: Hub, run: Run) -> AsyncIterator[dict[str, Any]]:
+    """The dicts of one run, as they come to be."""
+    sent, told = 0, None
+    while True:
+        hub.seen()
+        ended = run.summary  # read before the steps: after it there are no more of them
+        while sent < len(run.steps):
+            yield jsonable(asdict(run.steps[sent]))
+            sent += 1
+        if ended:
+            yield {"summary": jsonable(asdict(ended))}
+            return
+        line = waiting_line(hub, run)
+        if line != told:
+            told = line
+            if line:
+                yield {"line": line}
+        await asyncio.sleep(_POLL_SEC)

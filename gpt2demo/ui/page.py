@@ -1,0 +1,320 @@
+"""The page: one narrow column of controls, and beside it the live view. Handlers stay thin."""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, Final
+
+import gradio as gr
+
+from gpt2demo.config import (
+    MAX_B,
+    MAX_SEED,
+    MODELS,
+    VOCAB_SIZES,
+    InputError,
+    RunConfig,
+    default_sizes,
+)
+from gpt2demo.corpora import read_upload
+from gpt2demo.device import memory_free_bytes
+from gpt2demo.hub import Hub
+from gpt2demo.precision import PRECISION
+from gpt2demo.table import shown_table
+from gpt2demo.ui.api import add_api
+from gpt2demo.ui.device_card import device_card, precision_note
+from gpt2demo.ui.downloads import LINKS, LINKS_SCRIPT, download_routes
+from gpt2demo.ui.live import live_view, plotly_route
+from gpt2demo.ui.stream import Feed
+
+log = logging.getLogger(__name__)
+
+_ASSETS: Final = Path(__file__).parents[2] / "assets"
+_UPDATE_SEC: Final = 0.25
+_BEAT_SEC: Final = 3.0  # an idle stream says so, or a closed tab would never be noticed
+_MODEL_NAMES: Final = {
+    "gpt2": "GPT-2 124M",
+    "gpt2-medium": "GPT-2 medium, 355M",
+    "gpt2-large": "GPT-2 large, 774M",
+    "gpt2-xl": "GPT-2 xl, 1.6B",
+    "tiny": "tiny: 2 layers, 64 wide",
+}
+_TEXTS: Final = [
+    ("Built-in: the Python reference", "builtin"),
+    ("Tiny Shakespeare", "shakespeare"),
+    ("Your own", "own"),
+]
+_PRIVATE: Final[dict[str, Any]] = {
+    "api_visibility": "private",
+    "show_progress": "hidden",
+    "concurrency_limit": None,
+}
+
+
+class Page:
+    """The page's handlers; what they know lies in the hub, or is told by the browser."""
+
+    def __init__(self, hub: Hub) -> None:
+        self.hub = hub
+        self._streams: dict[str, float] = {}  # session -> when its stream last asked for news
+
+    def owner(self, token: object) -> str:
+        """The browser's own token, made at its first visit."""
+        return token if isinstance(token, str) and len(token) >= 32 else secrets.token_urlsafe(32)
+
+    async def watch(self, token: object, request: gr.Request) -> AsyncIterator[tuple[Any, ...]]:
+        """What this page shows, for as long as it is open."""
+        session = request.session_hash or ""
+        if time.monotonic() - self._streams.get(session, -60.0) < 2 * _BEAT_SEC:
+            return  # this page has a stream already
+        feed = Feed(self.hub, self.owner(token))
+        shown: tuple[Any, ...] = ()
+        beat = time.monotonic()
+        try:
+            while True:
+                self._streams[session] = time.monotonic()
+                self.hub.seen()
+                news = feed.news() if shown else feed.snapshot()
+                now = self._parts(token)
+                changed = [
+                    make() if not shown or key != shown[i] else gr.skip()
+                    for i, (key, make) in enumerate(now)
+                ]
+                anything = any(not shown or key != shown[i] for i, (key, _) in enumerate(now))
+                shown = tuple(key for key, _ in now)
+                if news or anything or time.monotonic() - beat > _BEAT_SEC:
+                    beat = time.monotonic()
+                    yield (news or gr.skip(), *changed)
+                await asyncio.sleep(_UPDATE_SEC)
+        finally:
+            self._streams.pop(session, None)
+
+    def _parts(self, token: object) -> list[tuple[Any, Any]]:
+        """(key, how to make it) of what changes seldom: Stop, the table, the device card."""
+        hub = self.hub
+        mine = bool(hub.mine(token)) if isinstance(token, str) else False
+        last = hub.finished[-1].id if hub.finished else None
+        running = hub.current.id if hub.current else None
+        return [
+            (mine, lambda: gr.update(value="Stop", interactive=mine)),
+            (last, lambda: gr.update(value=shown_table([r.record() for r in hub.finished]))),
+            ((last, running), self.device_html),
+        ]
+
+    def device_html(self) -> str:
+        """The device panel with the memory that is free now."""
+        return device_card(self.hub.device_info, memory_free_bytes(self.hub.device))
+
+    def run(
+        self,
+        token: object,
+        model: Any,
+        precision: Any,
+        B: Any,
+        T: Any,
+        steps: Any,
+        attention: Any,
+        optimizer: Any,
+        compile_: Any,
+        vocab_size: Any,
+        lr: Any,
+        seed: Any,
+        text: Any,
+        pasted: Any,
+        upload: Any,
+    ) -> None:
+        """Put a run with these settings into the line."""
+        try:
+            if text == "own":
+                limit = self.hub.settings.max_text_mib * 2**20
+                text = read_upload(upload, limit) if upload else pasted or ""
+            config = RunConfig(
+                model=model,
+                precision=precision,
+                B=B,
+                T=T,
+                steps=steps,
+                attention=attention,
+                optimizer=optimizer,
+                compile=compile_,
+                vocab_size=vocab_size,
+                lr=lr,
+                seed=seed,
+                text=text,
+            )
+            self.hub.submit(config, self.owner(token))
+        except InputError as exc:
+            raise gr.Error(str(exc), title="Not started", print_exception=False) from None
+        except Exception:
+            log.exception("Run failed")
+            raise gr.Error(
+                "The run could not be started. The server's log has the details.",
+                title="Not started",
+                print_exception=False,
+            ) from None
+
+    def stop(self, token: object) -> None:
+        """Stop the visitor's own run."""
+        message = self.hub.stop(token if isinstance(token, str) else "")
+        if not message.startswith("Stopping"):  # the status line says that already
+            gr.Info(message)
+
+    def note(self, precision: Any) -> str:
+        """What the chosen precision is, and how it fares here."""
+        if precision not in PRECISION:
+            return ""
+        return precision_note(self.hub.device_info, precision)
+
+
+def build_demo(hub: Hub) -> gr.Blocks:
+    """The page over `hub`; launch it with `launch_options`."""
+    page = Page(hub)
+    info, settings = hub.device_info, hub.settings
+    sizes = default_sizes(info.type)
+    plain = RunConfig()
+    with gr.Blocks(title="gpt2demo", analytics_enabled=False, fill_width=True) as demo:
+        token = gr.BrowserState("", storage_key="gpt2demo-owner", secret="gpt2demo")
+        with gr.Row(elem_id="page"):
+            with gr.Column(scale=0, min_width=392, elem_id="controls"):
+                card = gr.HTML(page.device_html(), elem_id="device", apply_default_css=False)
+                with gr.Row(elem_classes="tight"):
+                    model = gr.Dropdown(
+                        [(_MODEL_NAMES[name], name) for name in MODELS],
+                        value=plain.model,
+                        label="Model",
+                        elem_id="model",
+                        min_width=150,
+                    )
+                    precision = gr.Dropdown(
+                        [
+                            (_choice(info.support[p].status, PRECISION[p].name), p)
+                            for p in PRECISION
+                        ],
+                        value=plain.precision,
+                        label="Precision",
+                        elem_id="precision",
+                        min_width=150,
+                    )
+                note = gr.HTML(page.note(plain.precision), elem_id="note", apply_default_css=False)
+                B = gr.Slider(
+                    1, MAX_B, sizes["B"], step=1, label="B: sequences a step", elem_id="B"
+                )
+                T = gr.Slider(
+                    8, 1024, sizes["T"], step=8, label="T: tokens a sequence", elem_id="T"
+                )
+                steps = gr.Slider(
+                    1, settings.max_steps, sizes["steps"], step=1, label="Steps", elem_id="steps"
+                )
+                with gr.Row(elem_classes="tight"):
+                    run = gr.Button("Run", variant="primary", elem_id="run", min_width=120)
+                    stop = gr.Button(
+                        "Stop", variant="stop", elem_id="stop", interactive=False, min_width=120
+                    )
+                with gr.Accordion("More", open=False, elem_id="more"):
+                    attention = gr.Radio(
+                        [("manual, as the lesson", "manual"), ("SDPA, one kernel", "sdpa")],
+                        value=plain.attention,
+                        label="Attention",
+                        elem_id="attention",
+                    )
+                    optimizer = gr.Radio(
+                        [("default", "default"), ("fused", "fused")],
+                        value=plain.optimizer,
+                        label="AdamW",
+                        elem_id="optimizer",
+                    )
+                    vocab_size = gr.Radio(
+                        [(f"{size:,}", size) for size in VOCAB_SIZES],
+                        value=plain.vocab_size,
+                        label="Vocabulary",
+                        elem_id="vocab_size",
+                    )
+                    compile_ = gr.Checkbox(False, label="torch.compile", elem_id="compile")
+                    lr = gr.Number(plain.lr, label="Learning rate", elem_id="lr")
+                    seed = gr.Number(
+                        plain.seed,
+                        label="Seed",
+                        precision=0,
+                        minimum=0,
+                        maximum=MAX_SEED,
+                        elem_id="seed",
+                    )
+                    text = gr.Radio(_TEXTS, value=plain.text, label="Text", elem_id="text")
+                    with gr.Group(visible=False) as own:
+                        pasted = gr.Textbox(
+                            label="Paste a text", lines=4, max_lines=8, elem_id="pasted"
+                        )
+                        upload = gr.File(
+                            label=f"or upload one (up to {settings.max_text_mib} MiB)",
+                            type="filepath",
+                            height=110,
+                            elem_id="upload",
+                        )
+            with gr.Column(scale=1, min_width=320, elem_id="results"):
+                live = live_view(lambda _request: Feed(hub, "").snapshot())
+                gr.HTML("<h2>Finished runs</h2>", elem_classes="heading", apply_default_css=False)
+                table = gr.Dataframe(
+                    shown_table([]),
+                    interactive=False,
+                    elem_id="runs",
+                    max_height=360,
+                    pinned_columns=1,
+                    buttons=[],
+                )
+                gr.HTML(
+                    html_template=LINKS,
+                    js_on_load=LINKS_SCRIPT,
+                    elem_id="downloads",
+                    apply_default_css=False,
+                )
+        settings_of_run = [
+            model, precision, B, T, steps, attention, optimizer, compile_, vocab_size, lr, seed,
+            text, pasted, upload,
+        ]  # fmt: skip
+        watched = {"fn": page.watch, "inputs": token, "outputs": [live, stop, table, card]}
+        # names of their own, or they would take /stop and its like from the API
+        demo.load(page.owner, token, token, api_name="page_owner", **_PRIVATE).then(
+            **watched, api_name="page_load", **_PRIVATE
+        )
+        run.click(
+            page.run, [token, *settings_of_run], None, api_name="page_run", **_PRIVATE
+        ).success(**watched, api_name="page_watch", **_PRIVATE)
+        stop.click(page.stop, token, None, api_name="page_stop", queue=False, **_PRIVATE)
+        precision.change(page.note, precision, note, api_name="page_note", queue=False, **_PRIVATE)
+        text.change(
+            lambda chosen: gr.update(visible=chosen == "own"),
+            text,
+            own,
+            api_name="page_text",
+            queue=False,
+            **_PRIVATE,
+        )
+        add_api(hub)
+    demo.queue(default_concurrency_limit=None)
+    return demo
+
+
+def launch_options(hub: Hub) -> dict[str, Any]:
+    """What `Blocks.launch` must be told for this page."""
+    fonts = ["ui-sans-serif", "system-ui", "sans-serif"]
+    mono = ["ui-monospace", "Consolas", "monospace"]
+    return {
+        "max_threads": hub.settings.max_pages,  # every open page holds one
+        "max_file_size": hub.settings.max_text_mib * 2**20,
+        "app_kwargs": {"routes": [*plotly_route(), *download_routes(hub)]},
+        "theme": gr.themes.Default(font=fonts, font_mono=mono),
+        "css_paths": [_ASSETS / "page.css", _ASSETS / "style.css"],
+        "footer_links": ["api", "settings"],
+        "run_history": False,
+        "share": False,
+        "enable_monitoring": False,
+        "ssr_mode": False,
+    }
+
+
+def _choice(status: str, name: str) -> str:
+    """A precision in the dropdown; says so where this device has nothing special for it."""
+    return name if status == "native" else f"{name} ({status} here)"

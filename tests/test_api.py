@@ -1,0 +1,220 @@
+"""The endpoints for scripts, over a real server with gradio's own client."""
+
+import json
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+
+import httpx
+import pytest
+from gradio_client import Client
+from server import ROOT, Server, page
+
+from gpt2demo.config import Settings
+from gpt2demo.records import RunSummary, StepMetrics
+
+TINY = {"model": "tiny", "B": 1, "T": 8}
+ENDPOINTS = {
+    "/train": [
+        "model", "precision", "B", "T", "steps", "seed", "attention", "optimizer", "compile",
+        "vocab_size", "lr", "text",
+    ],
+    "/stop": ["stop_token"],
+    "/status": [],
+    "/device": [],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("api")
+    with page(folder, GPT2DEMO_MAX_STEPS="3000", GPT2DEMO_ORPHAN_SECONDS="2") as server:
+        yield server
+        assert "Traceback" not in server.log
+
+
+@contextmanager
+def connected(server: Server) -> Iterator[Client]:
+    client = Client(server.url, verbose=False, analytics_enabled=False)
+    try:
+        yield client
+    finally:
+        client.predict(api_name="/stop")
+        client.close()
+        server.wait_idle()
+
+
+@pytest.fixture
+def client(server):
+    with connected(server) as client:
+        yield client
+
+
+def train(client: Client, **settings) -> list[dict]:
+    return list(client.submit(api_name="/train", **(TINY | settings)))
+
+
+def test_a_run_streams_a_dict_a_step_and_then_the_summary(client):
+    first, *steps, last = train(client, steps=5, precision="bf16")
+    assert set(first) == {"run_id", "stop_token", "config", "warnings"}
+    assert first["config"]["precision"] == "bf16"
+    assert [step["step"] for step in steps] == list(range(5))
+    for step in steps:
+        assert StepMetrics(**step).tokens_per_sec * step["step_ms"] / 1000 == pytest.approx(8)
+    summary = RunSummary(**last["summary"])
+    assert summary.state == "finished"
+    assert summary.step_ms_median == sorted(step["step_ms"] for step in steps[2:])[1]
+
+
+def test_the_same_seed_gives_the_same_losses_and_another_does_not(client):
+    runs = [[r["loss"] for r in train(client, steps=2, seed=seed)[1:-1]] for seed in (7, 7, 8)]
+    assert runs[0] == runs[1] != runs[2]
+
+
+def test_every_setting_arrives(client):
+    chosen = {
+        "precision": "tf32", "seed": 3, "attention": "sdpa", "optimizer": "fused",
+        "vocab_size": 50304, "lr": 0.001, "steps": 1,
+    }  # fmt: skip
+    first = train(client, text="The quick brown fox jumps over the lazy dog again.", **chosen)[0]
+    settings = TINY | chosen | {"compile": False, "text": "own", "device": "cpu"}
+    assert first["config"] == settings
+
+
+def test_stop_by_the_same_client_and_by_token(client, server):
+    stops = [
+        lambda _: client.predict(api_name="/stop"),
+        lambda token: server.post("stop", token),
+    ]
+    for stop in stops:
+        job = client.submit(api_name="/train", **TINY, steps=3000)
+        token = next(iter(job))["stop_token"]
+        assert "somebody else" in server.post("stop", "")["message"]
+        assert stop(token) == {"message": "Stopping after this step."}
+        assert job.result(timeout=30)["summary"]["state"] == "stopped"
+
+
+def test_a_second_run_waits_in_line_and_is_told_so(client, server):
+    job = client.submit(api_name="/train", **TINY, steps=3000)
+    rows = iter(job)
+    token = next(rows)["stop_token"]
+    for _ in range(4):
+        next(rows)
+    with connected(server) as second:
+        waiting = second.submit(api_name="/train", **TINY, steps=1)
+        told = iter(waiting)
+        assert "run_id" in next(told)
+        assert next(told)["line"].startswith("2nd in line, about ")
+        assert server.post("status")["waiting"] == 1
+        server.post("stop", token)
+        assert waiting.result(timeout=30)["summary"]["state"] == "finished"
+
+
+def test_a_client_that_drops_leaves_a_run_that_ends_soon(server):
+    url = f"{server.url}/gradio_api/call/train"
+    event = httpx.post(url, json={"data": plain_data(steps=3000)}, timeout=10).json()["event_id"]
+    with httpx.stream("GET", f"{url}/{event}", timeout=20) as stream:
+        lines = stream.iter_lines()
+        while "step_ms" not in next(lines):
+            pass
+    server.wait_idle()  # its limit is two seconds without a watcher here
+    assert server.post("status")["state"] == "idle"
+
+
+@pytest.mark.parametrize("name", ["B", "T", "steps"])
+@pytest.mark.parametrize("value", [0, -1, 2.5, True, None, "8", 1e9, [4], {"a": 1}])
+def test_a_bad_number_is_refused_in_words_before_anything_starts(server, name, value):
+    refusal = refused(server, **{name: value})
+    assert refusal.startswith(f"{name} must be a whole number from 1 to ")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("precision", None), ("precision", "FP16"), ("precision", ["fp16"]), ("T", 1025),
+        ("lr", 0), ("lr", "fast"), ("seed", -1), ("compile", "yes"), ("vocab_size", 50258),
+        ("model", "gpt3"), ("attention", 1), ("optimizer", {}), ("text", None), ("text", ""),
+    ],
+)  # fmt: skip
+def test_a_bad_choice_is_refused_in_words(server, name, value):
+    refusal = refused(server, **{name: value})
+    assert name in refusal
+    assert "Traceback" not in refusal
+    assert str(ROOT) not in refusal
+
+
+@pytest.mark.parametrize("name", ["B", "T", "steps", "lr", "seed", "vocab_size"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_python_writes_into_json_beside_the_standard_is_refused(server, name, value):
+    assert refused(server, **{name: value}).startswith(name)
+
+
+def plain_data(**settings) -> list:
+    """The values of /train's plain HTTP form, which takes all of them in order."""
+    plain = {
+        "model": "tiny", "precision": "fp32", "B": 1, "T": 8, "steps": 2, "seed": 1,
+        "attention": "manual", "optimizer": "default", "compile": False, "vocab_size": 50257,
+        "lr": 3e-4, "text": "builtin",
+    } | settings  # fmt: skip
+    return [plain[name] for name in ENDPOINTS["/train"]]
+
+
+def refused(server: Server, **settings) -> str:
+    """The error that the endpoint's plain HTTP form answers."""
+    before = server.post("status")
+    url = f"{server.url}/gradio_api/call/train"
+    body = json.dumps({"data": plain_data(**settings)})
+    headers = {"Content-Type": "application/json"}
+    answer = httpx.post(url, content=body, headers=headers, timeout=10)
+    answer.raise_for_status()
+    stream = httpx.get(f"{url}/{answer.json()['event_id']}", timeout=20).text
+    assert server.post("status") == before
+    event, data = stream.strip().splitlines()[-2:]
+    assert event == "event: error", stream
+    return json.loads(data.removeprefix("data: "))["error"]
+
+
+def test_status_tells_what_goes_on(client, server):
+    assert server.post("status")["state"] == "idle"
+    job = client.submit(api_name="/train", **TINY, steps=3000)
+    rows = iter(job)
+    for _ in range(5):
+        next(rows)
+    status = server.post("status")
+    assert status["state"] == "running"
+    assert status["label"] == "fp32 B=1 T=8 tiny"
+    assert 0 < status["steps_done"] < status["steps"] == 3000
+    assert math.isfinite(status["step_ms_median"])
+    assert "stop_token" not in json.dumps(status)
+    client.predict(api_name="/stop")
+    job.result(timeout=30)
+
+
+def test_device_is_the_command_lines(client):
+    device = client.predict(api_name="/device")
+    assert device["type"] == "cpu"
+    assert list(device["support"]) == ["fp32", "tf32", "bf16", "fp16", "fp64"]
+    assert 0 < device["memory_free_bytes"] <= device["memory_total_bytes"]
+
+
+def test_every_endpoint_is_documented_with_names_and_types(client):
+    endpoints = client.view_api(return_format="dict")["named_endpoints"]
+    assert {
+        name: [p["parameter_name"] for p in info["parameters"]] for name, info in endpoints.items()
+    } == ENDPOINTS
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for name, info in endpoints.items():
+        assert f"`{name}`" in readme
+        assert info["description"]
+        for parameter in info["parameters"]:
+            assert parameter["python_type"]["type"] in ("str", "int", "float", "bool")
+            assert parameter["parameter_has_default"]
+            assert f"`{parameter['parameter_name']}`" in readme
+
+
+def test_no_setting_is_undocumented():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for field in fields(Settings):
+        row = f"| `GPT2DEMO_{field.name.upper()}` | {field.default:,} |"
+        assert row in readme

@@ -1,0 +1,358 @@
+"""The real page in a real browser, used as a visitor uses it."""
+
+import csv
+import io
+import json
+import re
+import time
+
+import pytest
+from browser import chromium
+from server import Server, page
+
+PLOT = "document.querySelector('#live .live-plot')"
+STATE = "document.querySelector('#live .live-status').dataset.state"
+# the curves of the loss panel, oldest first; the live one is the strong one
+CURVES = f"({PLOT}._fullData || []).filter((d) => d.yaxis === 'y' && d.line && d.x[0] !== null)"
+LIVE = f"{CURVES}.find((d) => d.line.width > 2)"
+PLACE = "document.querySelector('#live .live-place').textContent"
+CONTROLS = ("device", "model", "precision", "B", "T", "steps", "run", "stop", "live")
+LOG_LINE = re.compile(r"step \d+, loss: \d+\.\d{6}, dt: \d+\.\d+ms, tok/sec: \d+\.\d\d$")
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with page(tmp_path_factory.mktemp("page"), GPT2DEMO_MAX_STEPS="3000") as server:
+        yield server
+        assert "Traceback" not in server.log
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as browser:
+        yield browser
+
+
+class Visitor:
+    """One person's browser on the page."""
+
+    def __init__(self, browser, server: Server, **context) -> None:
+        self.server = server
+        self.context = browser.new_context(
+            **({"viewport": {"width": 1280, "height": 800}} | context)
+        )
+        self.errors: list[str] = []
+        self.elsewhere: list[str] = []
+        self.open()
+
+    def open(self, query: str = "") -> None:
+        self.page = self.context.new_page()
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.on(
+            "request",
+            lambda r: None if r.url.startswith((self.server.url, "data:", "blob:"))
+            else self.elsewhere.append(r.url),
+        )  # fmt: skip
+        self.page.goto(self.server.url + query)
+        self.page.wait_for_selector("#live .live-tile")
+        self.wait(f"{PLOT}._fullLayout")
+        self.wait(f"{STATE} !== undefined")  # the stream has spoken
+
+    def wait(self, condition: str, seconds: float = 40) -> None:
+        # polled slowly: the browser's drawing must not take the training's cores
+        self.page.wait_for_function(condition, timeout=seconds * 1000, polling=100)
+
+    def eval(self, expression: str):
+        return self.page.evaluate(expression)
+
+    def choose(self, element: str, option: str) -> None:
+        self.page.click(f"#{element} input")
+        self.page.get_by_role("option", name=option).click()
+
+    def set(self, slider: str, value: float) -> None:
+        number = self.page.locator(f"#{slider} input[type=number]")
+        number.fill(str(value))
+        number.press("Tab")
+
+    def settings(self, steps: int, model: str = "tiny", **sliders: float) -> None:
+        self.choose("model", model)
+        for name, value in ({"B": 2, "T": 16} | sliders | {"steps": steps}).items():
+            self.set(name, value)
+
+    def press(self, button: str) -> None:
+        self.page.click(f"button#{button}")
+
+    def rows(self) -> list[int]:
+        """The steps of the newest curve."""
+        return self.eval(f"[...{CURVES}.at(-1).x]")
+
+    def wait_rows(self, count: int) -> None:
+        """Until the live curve has this many points."""
+        self.wait(f"({LIVE} || {{}})._length >= {count}")
+
+    def text(self, selector: str) -> str:
+        return self.page.inner_text(selector)
+
+    def toast(self) -> str:
+        self.page.wait_for_selector(".toast-body", timeout=10_000)
+        text = self.page.inner_text(".toast-body")
+        self.page.locator(".toast-close").first.click()
+        self.page.wait_for_selector(".toast-body", state="detached")
+        return text
+
+    def close(self) -> None:
+        self.context.close()
+        assert self.errors == []
+        assert self.elsewhere == []
+
+
+@pytest.fixture
+def visit(browser, server):
+    visitors = []
+
+    def new(**context) -> Visitor:
+        visitors.append(Visitor(browser, server, **context))
+        return visitors[-1]
+
+    yield new
+    for visitor in visitors:
+        if visitor.eval("!document.querySelector('button#stop').disabled"):
+            visitor.press("stop")
+    server.wait_idle()
+    for visitor in visitors:
+        visitor.close()
+
+
+def test_the_first_screen_holds_everything_without_scrolling(visit):
+    visitor = visit()
+    for element in CONTROLS:
+        box = visitor.page.locator(f"#{element}").first.bounding_box()
+        assert box["y"] >= 0, element
+        assert box["y"] + box["height"] <= 800, element
+        assert box["x"] + box["width"] <= 1280, element
+    panel = visitor.text("#device")
+    for word in ("GiB", "free", "compute capability", "torch 2."):
+        assert word in panel
+    rows = visitor.page.locator("#device .precision-row").all_inner_texts()
+    assert len(rows) == 5
+    for row, name in zip(rows, ("fp32", "TF32", "bf16", "fp16", "fp64"), strict=True):
+        assert row.startswith(name)
+        status, reason = re.search(
+            r"(native|emulated|no effect|not available) (.+)", row, re.DOTALL
+        ).groups()
+        assert len(reason.split()) > 4, status
+    assert "Press Run" in visitor.text("#live .live-empty")
+
+
+def test_a_run_to_its_end_is_drawn_listed_and_downloaded(visit, server):
+    visitor = visit()
+    visitor.settings(12)
+    before = len(json.loads(fetch(visitor, "json")))
+    visitor.press("run")
+    visitor.wait(f"{STATE} === 'finished'")
+    visitor.wait(f"{CURVES}.at(-1)._length === 12")
+    assert visitor.rows() == list(range(12))
+    assert visitor.text("#live .live-count") == "step 12 of 12"
+    assert "ms/step" in visitor.text("#live .live-tiles")
+    assert "warming up" not in visitor.text("#live .live-tiles")
+
+    visitor.page.click("#live .live-log summary")
+    lines = [line for line in visitor.text("#live .live-lines").splitlines() if "loss" in line]
+    assert all(LOG_LINE.match(line) for line in lines)
+    assert [line.split(",")[0] for line in lines[-12:]] == [f"step {i}" for i in range(12)]
+
+    visitor.wait("document.querySelector('#runs').innerText.includes('fp32 B=2 T=16 tiny')")
+    table = list(csv.DictReader(io.StringIO(fetch(visitor, "csv"))))
+    assert table[-1]["run"] == "fp32 B=2 T=16 tiny"
+    assert table[-1]["steps done"] == "12"
+    runs = json.loads(fetch(visitor, "json"), parse_constant=pytest.fail)
+    assert len(runs) == before + 1
+    assert [step["step"] for step in runs[-1]["steps"]] == list(range(12))
+    shown = float(lines[-1].split("loss: ")[1].split(",")[0])
+    assert runs[-1]["steps"][-1]["loss"] == pytest.approx(shown, abs=1e-6)
+
+
+def fetch(visitor: Visitor, kind: str) -> str:
+    """A download as the link on the page gives it."""
+    link = visitor.page.locator(f"#downloads a[href*='.{kind}']")
+    with visitor.page.expect_download() as download:
+        link.click()
+    return download.value.path().read_text(encoding="utf-8")
+
+
+def test_the_next_run_is_drawn_beside_the_one_before(visit):
+    visitor = visit()
+    for precision in ("float32", "bf16"):
+        visitor.choose("precision", precision)
+        visitor.settings(4, B=3)
+        visitor.press("run")
+        label = f"{precision.replace('float', 'fp')} B=3 T=16 tiny"
+        visitor.wait(f"{STATE} === 'finished' && {CURVES}.at(-1).name === '{label}'")
+    assert visitor.eval(f"{CURVES}.slice(-2).map((d) => [d.name, d._length])") == [
+        ["fp32 B=3 T=16 tiny", 4],
+        ["bf16 B=3 T=16 tiny", 4],
+    ]
+    assert len(set(visitor.eval(f"{CURVES}.slice(-2).map((d) => d.line.color)"))) == 2
+    assert "bf16 B=3 T=16 tiny" in visitor.text("#live .live-legend")
+
+
+def test_stop_ends_the_run_after_its_step_and_the_next_one_works(visit):
+    visitor = visit()
+    visitor.settings(3000)
+    visitor.press("run")
+    visitor.wait_rows(3)
+    start = time.monotonic()
+    visitor.press("stop")
+    visitor.wait(f"['stopping', 'stopped'].includes({STATE})")
+    assert time.monotonic() - start < 2.0
+    visitor.wait(f"{STATE} === 'stopped'")
+    assert "its owner pressed Stop" in visitor.text("#live .live-sentence")
+    visitor.wait("document.querySelector('button#stop').disabled")
+    visitor.set("steps", 3)
+    visitor.press("run")
+    visitor.wait(f"{STATE} === 'finished'")
+
+
+def test_a_reload_brings_the_whole_curve_and_the_ownership_back(visit):
+    visitor = visit()
+    visitor.settings(3000)
+    visitor.press("run")
+    visitor.wait_rows(5)
+    visitor.page.reload()
+    visitor.wait_rows(8)
+    steps = visitor.rows()
+    assert steps == list(range(len(steps)))
+    visitor.wait("!document.querySelector('button#stop').disabled")
+    visitor.press("stop")
+    visitor.wait(f"{STATE} === 'stopped'")
+
+
+def test_two_people_watch_one_run_and_wait_their_turn(visit):
+    first, second = visit(), visit()
+    first.settings(3000)
+    first.press("run")
+    first.wait_rows(4)
+    second.wait_rows(4)  # the same run, drawn live, without a click
+    assert second.eval("document.querySelector('button#stop').disabled")
+    second.settings(3)
+    second.press("run")
+    second.wait(f"/^2nd in line, about \\d+ (s|min)$/.test({PLACE})")
+    first.wait(f"{PLACE} === '1 in line'")
+    first.press("stop")
+    for visitor in (first, second):
+        visitor.wait(f"{STATE} === 'finished' && {CURVES}.at(-1)._length === 3")
+        assert visitor.rows() == [0, 1, 2]
+
+
+def test_a_zoom_survives_the_stream(visit):
+    visitor = visit()
+    visitor.settings(3000)
+    visitor.press("run")
+    visitor.wait_rows(6)
+    visitor.eval(f"Plotly.relayout({PLOT}, {{'xaxis.range': [1, 4]}})")
+    visitor.wait_rows(20)
+    assert visitor.eval(f"{PLOT}.layout.xaxis.range") == [1, 4]
+
+
+def test_refusals_name_field_value_and_range_and_the_next_run_works(visit, server):
+    visitor = visit()
+    visitor.settings(3)
+    finished = server.post("status")["finished"]
+    visitor.page.click("#more button")
+    visitor.page.get_by_label("Your own").click()
+    visitor.page.wait_for_selector("#pasted textarea")
+    visitor.press("run")
+    assert "text" in visitor.toast()
+    visitor.page.fill("#pasted textarea", "Hello world")
+    visitor.press("run")
+    refusal = visitor.toast()
+    assert "2 tokens" in refusal
+    assert "33" in refusal  # B*T + 1
+    assert server.post("status") == {"state": "idle", "waiting": 0, "finished": finished}
+    visitor.page.fill("#pasted textarea", "the quick brown fox " * 40)
+    visitor.press("run")
+    visitor.wait(f"{STATE} === 'finished'")
+
+
+def test_an_upload_that_is_no_text_is_refused_in_words(visit, tmp_path):
+    visitor = visit()
+    visitor.settings(3)
+    picture = tmp_path / "picture.png"
+    visitor.page.screenshot(path=picture)
+    visitor.page.click("#more button")
+    visitor.page.get_by_label("Your own").click()
+    visitor.page.set_input_files("#upload input[type=file]", picture)
+    visitor.wait("document.querySelector('#upload').innerText.includes('picture')")
+    visitor.press("run")
+    refusal = visitor.toast()
+    assert "UTF-8" in refusal
+    assert "/" not in refusal.replace("UTF-8/UTF-16", "")  # no path of the server
+
+
+def test_a_precision_that_is_slow_here_warns_before_the_start(visit):
+    visitor = visit()
+    visitor.choose("precision", "fp16")
+    visitor.wait("document.querySelector('#note').innerText.includes('float16')")
+    row = visitor.page.locator("#device .precision-row", has_text="fp16").inner_text()
+    warned = visitor.page.locator("#note .warning").count()
+    assert warned == (0 if "native" in row else 1)
+
+
+def test_dark_is_dark_and_readable(visit):
+    visitor = visit()
+    visitor.page.close()
+    visitor.open("/?__theme=dark")
+    ground, ink = visitor.eval(
+        "(() => { const s = getComputedStyle(document.querySelector('.device'));"
+        "const d = getComputedStyle(document.querySelector('.device h2'));"
+        "return [s.backgroundColor, d.color]; })()"
+    )
+    assert contrast(ground, ink) >= 4.5
+    assert luminance(ground) < 0.1
+
+
+def channels(colour: str) -> list[float]:
+    return [float(part) for part in re.findall(r"[\d.]+", colour)[:3]]
+
+
+def luminance(colour: str) -> float:
+    """WCAG 2's relative luminance."""
+    linear = [
+        c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4
+        for c in (channel / 255 for channel in channels(colour))
+    ]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: str, other: str) -> float:
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_a_phone_stacks_everything_and_clips_nothing(visit):
+    visitor = visit(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    visitor.settings(3)
+    visitor.press("run")
+    visitor.wait(f"{STATE} === 'finished'")
+    assert visitor.eval("document.documentElement.scrollWidth") == 390
+    boxes = [visitor.page.locator(f"#{name}").first.bounding_box() for name in CONTROLS]
+    assert all(box["x"] >= 0 and box["x"] + box["width"] <= 390 for box in boxes)
+    assert boxes[-1]["y"] >= boxes[-2]["y"] + boxes[-2]["height"]  # the live view below Stop
+
+
+def test_the_page_never_sends_an_own_text_to_others(visit, server):
+    secret = "xyzzy plugh plover "
+    visitor = visit()
+    visitor.settings(3)
+    visitor.page.click("#more button")
+    visitor.page.get_by_label("Your own").click()
+    visitor.page.fill("#pasted textarea", secret * 40)
+    visitor.press("run")
+    visitor.wait(f"{STATE} === 'finished'")
+    other = visit()
+    other.wait(f"{STATE} === 'finished'")
+    assert "xyzzy" not in other.page.content()
+    assert "xyzzy" not in fetch(other, "json")
+    assert "xyzzy" not in server.log
