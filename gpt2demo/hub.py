@@ -283,4 +283,4 @@ class Hub:
         return run.stop_reason
 
 
-_UNEXPECTED = "The run ended with an unexpected error. The server's log has the details."
+_UNEXPECTED = "The run ended with an unexpected error. The log has the details."

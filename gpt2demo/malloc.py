@@ -1,6 +1,6 @@
 """Host memory between steps: keep glibc from handing large blocks back to the kernel.
 
-By default glibc maps every block of more than 32 MiB afresh and unmaps it when it is freed. A
+Left alone, glibc maps every block of more than 32 MiB afresh and unmaps it when it is freed. A
 training step on a CPU frees and asks again for the same gigabytes, so that about a third of its
 time is the kernel clearing pages. Elsewhere than on Linux with glibc nothing here does anything.
 """
@@ -17,7 +17,10 @@ _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 _M_ARENA_MAX: Final = -8
 
-_DEFAULT_THRESHOLD: Final = 128 * 1024  # glibc's own, for both thresholds
+# Where glibc's own adjusting ends once large blocks have been freed; a threshold that was set is
+# adjusted no more, so these are what an ordinary process has after its first step.
+_ORDINARY_MMAP: Final = 32 * 2**20
+_ORDINARY_TRIM: Final = 2 * _ORDINARY_MMAP
 _KEPT_BLOCK: Final = 2**30  # blocks up to here come from the heap and stay in the process
 _NEVER: Final = -1
 
@@ -52,6 +55,6 @@ def keep_large_blocks() -> Iterator[None]:
     try:
         yield
     finally:
-        libc.mallopt(_M_MMAP_THRESHOLD, _DEFAULT_THRESHOLD)
-        libc.mallopt(_M_TRIM_THRESHOLD, _DEFAULT_THRESHOLD)
+        libc.mallopt(_M_MMAP_THRESHOLD, _ORDINARY_MMAP)
+        libc.mallopt(_M_TRIM_THRESHOLD, _ORDINARY_TRIM)
         libc.malloc_trim(0)

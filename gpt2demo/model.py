@@ -72,7 +72,7 @@ class MLP(nn.Module):
         super().__init__()
         self.c_fc = Linear(config.n_embd, 4 * config.n_embd)
         self.gelu = nn.GELU(approximate="tanh")  # GPT-2 was trained with the approximation
-        self.c_proj = nn.Linear(4 * config.n_embd, config.n_embd)
+        self.c_proj = Linear(4 * config.n_embd, config.n_embd)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Transform every token by itself: x (B, T, C) -> (B, T, C)."""

@@ -90,9 +90,10 @@ def execute(
     except InputError:
         raise
     except KeyboardInterrupt:
-        failure = "interrupted", f"Interrupted after {len(steps)} of {config.steps} steps."
+        failure = _interruption(config, steps)
     except BaseException as exc:  # the tokenizer's panic is no Exception
-        failure = _failure(exc, config, len(steps))
+        at = f"in step {len(steps)}" if progress.phase == "training" else f"while {progress.phase}"
+        failure = _failure(exc, config, at)
     # Only here, outside the except block, is the exception gone and with it the traceback that
     # pins the model's tensors.
     accelerator.free_memory(device)
@@ -106,7 +107,22 @@ def _free(info: DeviceInfo, device: torch.device) -> int | None:
     return info.memory_total_bytes if free is None else free
 
 
-def _failure(exc: BaseException, config: RunConfig, done: int) -> tuple[str, str]:
+def interrupted(
+    config: RunConfig,
+    info: DeviceInfo,
+    progress: Progress,
+    steps: list[StepMetrics],
+    seconds: float,
+) -> RunSummary:
+    """The summary of a run that was interrupted outside `execute`: what was measured until now."""
+    return _summary(config, info, progress, steps, seconds, None, _interruption(config, steps))
+
+
+def _interruption(config: RunConfig, steps: list[StepMetrics]) -> tuple[str, str]:
+    return "interrupted", f"Interrupted after {len(steps)} of {config.steps} steps."
+
+
+def _failure(exc: BaseException, config: RunConfig, at: str) -> tuple[str, str]:
     """State and sentence of a run that an exception ended; the sentence holds no path."""
     if is_out_of_memory(exc):
         settings = f"B={config.B}, T={config.T}, {config.precision}, {config.model}"
@@ -114,11 +130,11 @@ def _failure(exc: BaseException, config: RunConfig, done: int) -> tuple[str, str
             return "out of memory", f"Out of memory ({settings}): {exc}"
         tried = _TRIED.search(str(exc))
         asked = f", asking for {tried[1]} {tried[2]} more" if tried else ""
-        return "out of memory", f"Out of memory in step {done} ({settings}){asked}."
+        return "out of memory", f"Out of memory {at} ({settings}){asked}."
     log.error("a run ended with an error", exc_info=exc)
     return "error", (
-        f"The run ended in step {done} with an error ({type(exc).__name__}). "
-        "The server's log has the details; the next run starts afresh."
+        f"The run ended {at} with an error ({type(exc).__name__}). "
+        "The log has the details; the next run starts afresh."
     )
 
 

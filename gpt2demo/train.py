@@ -21,7 +21,9 @@ from gpt2demo.records import StepMetrics
 class Progress:
     """What a run is doing between its steps; written by `train`, read by whoever watches."""
 
-    phase: str = "starting"  # "loading the text", "building the model", "compiling", "training"
+    phase: str = (
+        "starting"  # then "loading the text", "building the model", "compiling", "training"
+    )
     notes: list[str] = field(default_factory=list)  # sentences for the visitor
     parameters: int | None = None
     compile_seconds: float | None = None

@@ -1,0 +1,144 @@
+"""A measurement of live tensor memory that knows nothing of the forecast's formula.
+
+`MemoryTracker` sees every operation that torch runs and follows each storage from its birth to its
+death. On fake tensors it measures the step of a model of any size without its memory.
+"""
+
+import contextlib
+import functools
+import weakref
+from dataclasses import dataclass
+from unittest import mock
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional as F  # noqa: N812
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+from gpt2demo.config import GPTConfig
+from gpt2demo.model import GPT
+
+AMP = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class MemoryTracker(TorchDispatchMode):
+    """Counts the bytes of all storages that operations inside the mode return and that live."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live_bytes = 0
+        self.peak_bytes = 0
+        self.peak_op = ""  # the operation that made the peak
+        self.part = ""  # what the caller is doing now
+        self.peak_part = ""
+        self.ops: set[str] = set()
+        self._storages: dict[int, weakref.ref | None] = {}
+
+    def register(self, *tensors: torch.Tensor, counted: bool = True) -> None:
+        """Follow the storages of these tensors; views of one storage count once."""
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            key = storage._cdata
+            if key in self._storages:
+                continue
+            size = storage.nbytes() if counted else 0
+            self.live_bytes += size
+            # the key is free again when the storage dies, and so is the callback
+            self._storages[key] = weakref.ref(
+                storage, lambda _, key=key, size=size: self._died(key, size)
+            )
+        if self.live_bytes > self.peak_bytes:
+            self.peak_bytes = self.live_bytes
+            self.peak_part = self.part
+
+    def _died(self, key: int, size: int) -> None:
+        del self._storages[key]
+        self.live_bytes -= size
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        before = self.peak_bytes
+        out = func(*args, **(kwargs or {}))
+        self.ops.add(func.overloadpacket.__name__)
+        self.register(*(leaf for leaf in tree_iter(out) if isinstance(leaf, torch.Tensor)))
+        if self.peak_bytes > before:
+            self.peak_op = func.overloadpacket.__name__
+        return out
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What the tracker saw in the steps of one setting."""
+
+    peak_bytes: int
+    part: str  # forward, backward or optimizer
+    op: str
+    ops: frozenset[str]
+    weight_tensors: int
+
+
+@functools.cache
+def measure(
+    gpt: GPTConfig,
+    *,
+    precision: str,
+    attention: str,
+    B: int,
+    T: int,
+    optimizer: str,
+    device_type: str = "cpu",
+    steps: int = 2,
+) -> Measured:
+    """Run the lesson's step on fake tensors and measure it.
+
+    `device_type` "cuda" keeps the fake tensors on the CPU and applies CUDA's rules: the default
+    AdamW is the foreach one, autocast's softmax runs in float32, and SDPA of float64 has no kernel.
+    """
+    cuda = device_type == "cuda"
+    default = {"foreach": True} if cuda else {}
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(FakeTensorMode())
+        if cuda and precision in AMP:
+            stack.enter_context(mock.patch.object(F, "softmax", _softmax_in_float32))
+        if cuda and precision == "fp64":
+            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        torch.set_default_dtype(torch.float64 if precision == "fp64" else torch.float32)
+        try:
+            model = GPT(gpt, attention=attention)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        x = torch.zeros(B, T, dtype=torch.long)
+        y = torch.zeros(B, T, dtype=torch.long)
+        adamw = torch.optim.AdamW(
+            model.parameters(), lr=3e-4, **({"fused": True} if optimizer == "fused" else default)
+        )
+        tracker = MemoryTracker()
+        tracker.register(*model.parameters(), *model.buffers(), x, y)
+        stack.enter_context(tracker)
+        for _ in range(steps):
+            adamw.zero_grad()
+            tracker.part = "forward"
+            with torch.autocast(
+                "cpu", dtype=AMP.get(precision, torch.bfloat16), enabled=precision in AMP
+            ):
+                logits, loss = model(x, y)
+            del logits
+            tracker.part = "backward"
+            loss.backward()
+            tracker.part = "optimizer"
+            adamw.step()
+    return Measured(
+        peak_bytes=tracker.peak_bytes,
+        part=tracker.peak_part,
+        op=tracker.peak_op,
+        ops=frozenset(tracker.ops),
+        weight_tensors=len(list(model.parameters())),
+    )
+
+
+_softmax = F.softmax
+
+
+def _softmax_in_float32(x: torch.Tensor, dim: int) -> torch.Tensor:
+    return _softmax(x, dim=dim, dtype=torch.float32)
