@@ -2,8 +2,12 @@
 
 import os
 import signal
+import sys
 
-from gpt2demo.config import Settings
+# Before torch is loaded: threads that wait give their core to the page and to other programs.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+from gpt2demo.config import InputError, Settings
 from gpt2demo.hub import Hub
 from gpt2demo.ui.page import build_demo, launch_options
 
@@ -11,7 +15,11 @@ from gpt2demo.ui.page import build_demo, launch_options
 def main() -> None:
     """Serve until SIGINT or SIGTERM, then end the run and the process."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
-    hub = Hub(Settings.from_env())
+    try:
+        hub = Hub(Settings.from_env())
+    except InputError as exc:
+        print(f"gpt2demo: {exc}", file=sys.stderr)
+        sys.exit(2)
     build_demo(hub).launch(**launch_options(hub))
     hub.close()
     os._exit(0)  # a step may take longer than anybody waits

@@ -1,5 +1,8 @@
 """torch.compile with its seconds counted apart from the steps, and a way on where it fails."""
 
+import getpass
+import os
+import tempfile
 import time
 from typing import Final
 
@@ -17,6 +20,30 @@ _MISSING: Final = {
     "TritonMissing": "the package triton is missing",
     "GPUTooOldForTriton": "this GPU is too old for triton",
 }
+
+
+_CACHE: Final = "TORCHINDUCTOR_CACHE_DIR"  # torch's own variable
+
+
+def ensure_cache_folder() -> None:
+    """See to it that torch's compiler has a cache folder that it may write to.
+
+    Torch's optimizers import the compiler, whether it is used or not, and that import fails where
+    its folder cannot be made or belongs to somebody else. Then it gets a fresh one.
+    """
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        user = f"uid_{os.getuid()}"
+    usual = os.path.join(tempfile.gettempdir(), f"torchinductor_{user}")
+    folder = os.environ.get(_CACHE, usual)
+    try:
+        os.makedirs(folder, exist_ok=True)
+        usable = os.access(folder, os.W_OK | os.X_OK)
+    except OSError:
+        usable = False
+    if not usable:
+        os.environ[_CACHE] = tempfile.mkdtemp(prefix="gpt2demo-")
 
 
 def compile_model(

@@ -12,6 +12,7 @@ from typing import Final
 import torch
 
 from gpt2demo import accelerator
+from gpt2demo.compiling import ensure_cache_folder
 from gpt2demo.config import InputError, RunConfig
 from gpt2demo.data import load_tokens
 from gpt2demo.device import DeviceInfo, memory_free_bytes, resolve_device
@@ -81,6 +82,7 @@ def execute(
             progress.phase = "loading the text"
             tokens, notes = load_tokens(config, max_text_bytes)
             progress.notes += notes
+        ensure_cache_folder()
         if device.type == "cpu":
             check_cpu_memory(config, memory_free_bytes(device))
         with contextlib.closing(train(config, tokens, device, should_stop, progress)) as run:

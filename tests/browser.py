@@ -1,8 +1,11 @@
 """A headless Chromium and a served page, for the tests that look at the real thing."""
 
+import asyncio
+import gc
 import os
 import shutil
 import socket
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -68,3 +71,9 @@ def served(demo: gr.Blocks, **launch: Any) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
     finally:
         demo.close()
+        # gradio leaves a loop of this thread open; here it goes without a warning, later it would
+        # be a warning in some other test
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            asyncio.set_event_loop(None)
+            gc.collect()

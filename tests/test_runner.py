@@ -2,6 +2,8 @@
 
 import gc
 import logging
+import os
+import tempfile
 import weakref
 from dataclasses import replace
 
@@ -10,6 +12,7 @@ import torch
 
 from gpt2demo import oom, runner
 from gpt2demo import train as train_module
+from gpt2demo.compiling import ensure_cache_folder
 from gpt2demo.config import GPTConfig, InputError, RunConfig
 from gpt2demo.data import load_tokens
 from gpt2demo.device import probe_device
@@ -247,6 +250,25 @@ def test_a_compiler_that_is_missing_is_named_and_the_run_goes_on(monkeypatch):
         "The run goes on without it.",
     )
     assert [s.loss for s in steps] == [s.loss for s in execute(tiny())[1]]
+
+
+def test_a_cache_folder_of_somebody_elses_is_replaced(monkeypatch, tmp_path):
+    name = "TORCHINDUCTOR_CACHE_DIR"
+    good = tmp_path / "good"
+    monkeypatch.setenv(name, str(good))
+    ensure_cache_folder()
+    assert os.environ[name] == str(good)
+    assert good.is_dir()
+    bad = tmp_path / "bad"
+    bad.write_text("a file")
+    monkeypatch.setenv(name, str(bad))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    ensure_cache_folder()
+    assert os.environ[name].startswith(str(tmp_path / "gpt2demo-"))
+    monkeypatch.setenv(name, str(good))
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    ensure_cache_folder()
+    assert os.environ[name] != str(good)
 
 
 def test_out_of_memory_while_compiling_is_out_of_memory(monkeypatch):
