@@ -1,6 +1,6 @@
 // The live view: tiles, legend, three panels, status line and log, drawn from the stream.
 //
-// gradio runs this text once as the body of a function of (element, props, server, watch);
+// gradio runs this text once as the body of a function of (element, trigger, props, server, watch);
 // ui/live.py puts `const setup = {...}` in front of it: figure, palette, dashes, symbols, texts.
 // Every message is JSON in props.value (ui/live.py describes it). Nothing that came from the
 // server is ever read as HTML: it goes into text nodes, and escaped into plotly's labels.
@@ -246,9 +246,12 @@ function showParts(message) {
   if (message.tiles !== undefined) tiles = message.tiles && { ...known, ...message.tiles };
   if (message.status) {
     // a snapshot that was asked for may not know whose page this is
-    const before = message.partial ? said : { mine: said.mine };
+    const before = message.partial ? said : { mine: said.mine, page: said.page };
+    const page = said.page;
     said = { ...before, ...message.status };
     showStatus();
+    // Stop, the table and the device panel: gradio fetches them
+    if (said.page !== page) trigger("tick");
   }
   showTiles();
 }

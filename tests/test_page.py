@@ -190,6 +190,8 @@ def test_the_next_run_is_drawn_beside_the_one_before(visit):
         visitor.press("run")
         label = f"{precision.replace('float', 'fp')} B=3 T=16 tiny"
         visitor.wait(f"{STATE} === 'finished' && {CURVES}.at(-1).name === '{label}'")
+    table = "document.querySelector('#runs').innerText"
+    visitor.wait(f"{table}.includes('fp32 B=3') && {table}.includes('bf16 B=3')")
     assert visitor.eval(f"{CURVES}.slice(-2).map((d) => [d.name, d._length])") == [
         ["fp32 B=3 T=16 tiny", 4],
         ["bf16 B=3 T=16 tiny", 4],
@@ -225,6 +227,10 @@ def test_a_reload_brings_the_whole_curve_and_the_ownership_back(visit):
     steps = visitor.rows()
     assert steps == list(range(len(steps)))
     visitor.wait("!document.querySelector('button#stop').disabled")
+    assert visitor.text("button#stop") == "Stop"
+    # the stream leaves the table of the runs before as it is
+    assert "ms/step median" in visitor.text("#runs")
+    assert "fp32" in visitor.text("#runs")
     visitor.press("stop")
     visitor.wait(f"{STATE} === 'stopped'")
 

@@ -122,7 +122,8 @@ def message(
         rows: (run id, from, to, `charts.delta_rows`): what steps from..to-1 of the run add.
         end: (run id, state): the run is over, its curve becomes a thin one.
         drop: ids of curves that are no longer drawn.
-        status: the status line: state, text, done, steps, left_s, line, mine. `text` is read
+        status: the status line: state, text, done, steps, left_s, line, mine, page. When `page`
+            changes the component ticks, so that the rest of the page is fetched. `text` is read
             aloud when it changes, so it holds no running numbers.
         tiles: the headline figures: ms, p25, p75, tps, loss, mem_gib, mem_note, mfu, mfu_note,
             warmup. None = unknown; the note says why. A snapshot without tiles = nothing to show.

@@ -47,6 +47,10 @@ _TEXTS: Final = [
     ("Tiny Shakespeare", "shakespeare"),
     ("Your own", "own"),
 ]
+_TITLE: Final = (
+    '<header class="title"><h1>gpt2demo</h1>'
+    "<p>Train GPT-2 here, live: what does a precision buy on this machine, and why?</p></header>"
+)
 _PRIVATE: Final[dict[str, Any]] = {
     "api_visibility": "private",
     "show_progress": "hidden",
@@ -65,44 +69,35 @@ class Page:
         """The browser's own token, made at its first visit."""
         return token if isinstance(token, str) and len(token) >= 32 else secrets.token_urlsafe(32)
 
-    async def watch(self, token: object, request: gr.Request) -> AsyncIterator[tuple[Any, ...]]:
-        """What this page shows, for as long as it is open."""
+    async def watch(self, token: object, request: gr.Request) -> AsyncIterator[str]:
+        """The live view's messages, for as long as the page is open."""
         session = request.session_hash or ""
         if time.monotonic() - self._streams.get(session, -60.0) < 2 * _BEAT_SEC:
             return  # this page has a stream already
         feed = Feed(self.hub, self.owner(token))
-        shown: tuple[Any, ...] = ()
-        beat = time.monotonic()
         try:
+            text = last = feed.snapshot()
+            beat = time.monotonic()
             while True:
                 self._streams[session] = time.monotonic()
                 self.hub.seen()
-                news = feed.news() if shown else feed.snapshot()
-                now = self._parts(token)
-                changed = [
-                    make() if not shown or key != shown[i] else gr.skip()
-                    for i, (key, make) in enumerate(now)
-                ]
-                anything = any(not shown or key != shown[i] for i, (key, _) in enumerate(now))
-                shown = tuple(key for key, _ in now)
-                if news or anything or time.monotonic() - beat > _BEAT_SEC:
-                    beat = time.monotonic()
-                    yield (news or gr.skip(), *changed)
+                if text or time.monotonic() - beat > _BEAT_SEC:
+                    # without news the last message goes out again, of which nothing is sent
+                    last, beat = text or last, time.monotonic()
+                    yield last
                 await asyncio.sleep(_UPDATE_SEC)
+                text = feed.news()
         finally:
             self._streams.pop(session, None)
 
-    def _parts(self, token: object) -> list[tuple[Any, Any]]:
-        """(key, how to make it) of what changes seldom: Stop, the table, the device card."""
-        hub = self.hub
-        mine = bool(hub.mine(token)) if isinstance(token, str) else False
-        last = hub.finished[-1].id if hub.finished else None
-        running = hub.current.id if hub.current else None
-        return [
-            (mine, lambda: gr.update(value="Stop", interactive=mine)),
-            (last, lambda: gr.update(value=shown_table([r.record() for r in hub.finished]))),
-            ((last, running), self.device_html),
-        ]
+    def around(self, token: object) -> tuple[Any, Any, str]:
+        """Stop, the table and the device panel; asked for by the live view when they change.
+
+        They are no outputs of the stream: gradio empties a component that a stream passes over.
+        """
+        mine = isinstance(token, str) and bool(self.hub.mine(token))
+        table = shown_table([run.record() for run in list(self.hub.finished)])
+        return gr.update(interactive=mine), table, self.device_html()
 
     def device_html(self) -> str:
         """The device panel with the memory that is free now."""
@@ -177,6 +172,7 @@ def build_demo(hub: Hub) -> gr.Blocks:
     plain = RunConfig()
     with gr.Blocks(title="gpt2demo", analytics_enabled=False, fill_width=True) as demo:
         token = gr.BrowserState("", storage_key="gpt2demo-owner", secret="gpt2demo")
+        gr.HTML(_TITLE, elem_id="title", apply_default_css=False)
         with gr.Row(elem_id="page"):
             with gr.Column(scale=0, min_width=392, elem_id="controls"):
                 card = gr.HTML(page.device_html(), elem_id="device", apply_default_css=False)
@@ -274,7 +270,7 @@ def build_demo(hub: Hub) -> gr.Blocks:
             model, precision, B, T, steps, attention, optimizer, compile_, vocab_size, lr, seed,
             text, pasted, upload,
         ]  # fmt: skip
-        watched = {"fn": page.watch, "inputs": token, "outputs": [live, stop, table, card]}
+        watched = {"fn": page.watch, "inputs": token, "outputs": live}
         # names of their own, or they would take /stop and its like from the API
         demo.load(page.owner, token, token, api_name="page_owner", **_PRIVATE).then(
             **watched, api_name="page_load", **_PRIVATE
@@ -282,6 +278,14 @@ def build_demo(hub: Hub) -> gr.Blocks:
         run.click(
             page.run, [token, *settings_of_run], None, api_name="page_run", **_PRIVATE
         ).success(**watched, api_name="page_watch", **_PRIVATE)
+        live.tick(
+            page.around,
+            token,
+            [stop, table, card],
+            api_name="page_around",
+            queue=False,
+            **_PRIVATE,
+        )
         stop.click(page.stop, token, None, api_name="page_stop", queue=False, **_PRIVATE)
         precision.change(page.note, precision, note, api_name="page_note", queue=False, **_PRIVATE)
         text.change(

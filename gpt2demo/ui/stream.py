@@ -65,11 +65,11 @@ class Feed:
         if run := self._run:
             ended = run.summary  # read before the steps: after it there are no more of them
             count = len(run.steps)
-            if count > self._sent:
+            if count > self._sent and "start" not in parts:  # in the next one: messages stay small
                 rows = delta_rows(run.steps[:count], self._sent)
                 parts["rows"] = (run.id, self._sent, count, rows)
                 self._sent = count
-            if ended:
+            if ended and self._sent == count:
                 parts["end"] = (run.id, ended.state)
                 parts["drop"] = self._finish(run)
         status, tiles = self.status(), self._figures()
@@ -86,6 +86,7 @@ class Feed:
         status: dict[str, Any] = {"line": self._line()}
         if self._owner:  # else the page keeps what it knows of itself
             status["mine"] = bool(run and run.owner == self._owner)
+            status["page"] = self._page()
         if run is None:
             waits = bool(self._hub.waiting)
             return status | {"state": "waiting" if waits else "idle", "text": "Ready.", "done": 0}
@@ -128,6 +129,13 @@ class Feed:
         """The run that status and tiles speak of: the one going on, else the last one."""
         current = self._hub.current
         return self._run or current or (self._hub.finished[-1] if self._hub.finished else None)
+
+    def _page(self) -> str:
+        """Changes whenever the page around the live view does: Stop, the table, the device."""
+        hub = self._hub
+        stoppable = "s" if hub.mine(self._owner) else ""
+        current = hub.current.id if hub.current else ""
+        return f"{current}/{hub.finished[-1].id if hub.finished else ''}/{stoppable}"
 
     def _line(self) -> str | None:
         """The viewer's place in the line, or how many wait."""
