@@ -32,8 +32,8 @@ def is_free(port: int) -> bool:
 def test_a_signal_ends_the_process_within_ten_seconds_in_the_middle_of_a_run(tmp_path, signum):
     with page(tmp_path) as server:
         client = Client(server.url, verbose=False, analytics_enabled=False)
-        # one step of this takes seconds
-        job = client.submit(api_name="/train", model="gpt2", B=4, T=128, steps=50)
+        # one step of this takes a second or more
+        job = client.submit(api_name="/train", model="gpt2", B=2, T=64, steps=50)
         assert "run_id" in next(iter(job))
         end = time.monotonic() + 30
         while server.post("status")["state"] != "running":

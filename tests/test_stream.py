@@ -310,7 +310,7 @@ def test_a_3000_step_run_costs_a_viewer_little_and_every_step_is_kept():
     def fast(config, info, *, on_step, progress, **_):
         progress.phase = "training"
         for i in range(config.steps):
-            time.sleep(0.002)
+            time.sleep(0.001)
             on_step(
                 StepMetrics(
                     step=i, loss=10.8 - i / 1000, step_ms=2.123456, tokens_per_sec=60_285.5,
@@ -335,7 +335,7 @@ def test_a_3000_step_run_costs_a_viewer_little_and_every_step_is_kept():
             if run and run.summary and '\\"end\\"' in line:
                 break
     hub.close()
-    assert len(sizes) > 20
+    assert len(sizes) > 8
     assert max(sizes) < 1024
     assert total < 2_000_000
     assert [step.step for step in run.record().steps] == list(range(3000))

@@ -37,8 +37,7 @@ def losses(config: RunConfig, tokens: torch.Tensor) -> list[float]:
 # ------------------------------------------------------------------ right numbers
 
 
-@pytest.mark.parametrize("attention", ["manual", "sdpa"])
-@pytest.mark.parametrize("optimizer", ["default", "fused"])
+@pytest.mark.parametrize(("attention", "optimizer"), [("manual", "default"), ("sdpa", "fused")])
 def test_ten_steps_equal_a_bare_loop_over_transformers(tokens, attention, optimizer):
     config = tiny(B=4, T=32, steps=10, attention=attention, optimizer=optimizer)
     ours = losses(config, tokens)
