@@ -55,6 +55,7 @@ class GpuSpec:
     name_pattern: str = field(repr=False)
 
 
+@functools.lru_cache(maxsize=64)  # a watching page asks four times a second
 def find_gpu(name: str | None, memory_total_bytes: int | None) -> GpuSpec | None:
     """The GPU that reports this name and this much memory, or None.
 
