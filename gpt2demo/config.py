@@ -4,7 +4,7 @@ import os
 import re
 import reprlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
 
@@ -47,6 +47,8 @@ WARMUP_STEPS: Final = 2  # left out of every average
 MAX_B: Final = 256
 MAX_STEPS: Final = 100_000  # of any run; the page's own limit is Settings.max_steps
 MAX_SEED: Final = 2**31 - 1
+MIN_BUDGET_GIB: Final = 0.25
+MAX_BUDGET_GIB: Final = 1024
 
 # torch knows no cuda:01; \d would take the digits of every script
 _DEVICE = re.compile(r"auto|cpu|mps|(cuda|xpu)(:(0|[1-9][0-9]?))?")
@@ -91,6 +93,24 @@ def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> Any:
     raise InputError(name, f"{name} must be one of {choices}, not {shown(value)}.")
 
 
+def check_gib(name: str, value: object) -> float | None:
+    """A memory in GiB, from 0.25 to 1,024; None = none was given.
+
+    Raises:
+        InputError: naming the field `name`.
+    """
+    if value is None:
+        return None
+    number = not isinstance(value, bool) and isinstance(value, int | float)
+    if not number or not MIN_BUDGET_GIB <= value <= MAX_BUDGET_GIB:
+        raise InputError(
+            name,
+            f"{name} must be a number from {MIN_BUDGET_GIB} to {MAX_BUDGET_GIB:,} (GiB) or "
+            f"nothing, not {shown(value)}.",
+        )
+    return float(value)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunConfig:
     """The settings of one run, checked. Page, command line and API all go through it.
@@ -114,6 +134,7 @@ class RunConfig:
     lr: float = 3e-4
     seed: int = 1337
     device: str = "auto"
+    budget_gib: float | None = None  # act as a card of so much memory; None = the device's own
     text: str = field(default="builtin", repr=False)
 
     def __post_init__(self) -> None:
@@ -135,6 +156,7 @@ class RunConfig:
         if isinstance(lr, bool) or not isinstance(lr, int | float) or not 0 < lr <= 1:
             raise InputError("lr", f"lr must be a number above 0 and up to 1, not {shown(lr)}.")
         checked["lr"] = float(lr)
+        checked["budget_gib"] = check_gib("budget_gib", self.budget_gib)
         if not isinstance(self.device, str) or not _DEVICE.fullmatch(self.device):
             raise InputError(
                 "device",
@@ -149,8 +171,7 @@ class RunConfig:
     @property
     def gpt(self) -> GPTConfig:
         """The model's shape with this run's vocabulary."""
-        shape = asdict(MODELS[self.model])
-        return GPTConfig(**(shape | {"vocab_size": self.vocab_size}))
+        return replace(MODELS[self.model], vocab_size=self.vocab_size)
 
     @property
     def tokens_per_step(self) -> int:
@@ -178,6 +199,8 @@ class RunConfig:
             parts.append("compiled")
         if self.vocab_size != plain.vocab_size:
             parts.append(f"V={self.vocab_size}")
+        if self.budget_gib is not None:
+            parts.append(f"in {self.budget_gib:g} GiB")
         return " ".join(parts)
 
     def to_dict(self) -> dict[str, Any]:

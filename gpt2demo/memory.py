@@ -1,20 +1,73 @@
 """Forecast of the peak memory of one training step, from the settings alone.
 
-Every tensor that lives at the three moments that can be the peak is counted; the largest sum is
-the forecast. It is the sum of live tensors: what an allocator or a driver adds comes on top.
+Every tensor that lives at the three moments that can be the peak is counted, part by part; the
+largest sum is the forecast. What a GPU holds beside the tensors is added as parts of their own.
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any, Final
 
 from gpt2demo.config import GPTConfig, RunConfig
+
+_MIB: Final = 2**20
+
+# The driver's context with torch's kernels took 274 to 430 MiB on several GPUs: the most counts.
+CONTEXT_BYTES: Final = 430 * _MIB
+# cuBLAS takes a workspace a handle and stream; forward and backward have a thread each.
+_WORKSPACES: Final = 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryParts:
+    """What lives at one moment, bytes."""
+
+    weights: int = 0  # with manual attention's causal masks
+    gradients: int = 0
+    moments: int = 0  # AdamW's two
+    activations: int = 0  # saved for backward, with autocast's 16-bit copies of weights
+    logits: int = 0  # and the loss's own copies of them
+    temporary: int = 0  # the optimizer's
+    workspaces: int = 0  # cuBLAS's, inside torch's allocator
+    context: int = 0  # the driver's and the kernels', outside it
+
+    @property
+    def tensors(self) -> int:
+        """The sum of live tensors: what a tracker of tensors measures."""
+        return self.allocated - self.workspaces
+
+    @property
+    def allocated(self) -> int:
+        """Tensors and workspaces: what `max_memory_allocated` measures."""
+        state = self.weights + self.gradients + self.moments
+        return state + self.activations + self.logits + self.temporary + self.workspaces
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryForecast:
-    """The forecast peak of one run, in bytes of live tensors."""
+    """The forecast peak of one run."""
 
-    peak_bytes: int
     phase: str  # the moment of the peak
+    parts: MemoryParts  # at that moment; they add up to the peak
+    largest_tensor_bytes: int  # what a check that comes after an allocation overshoots by
+
+    @property
+    def peak_bytes(self) -> int:
+        """All that the device gives up."""
+        return self.parts.allocated + self.parts.context
+
+    @property
+    def live_bytes(self) -> int:
+        """Tensors alone."""
+        return self.parts.tensors
+
+    def to_dict(self) -> dict[str, Any]:
+        """The forecast for JSON."""
+        return {
+            "peak_bytes": self.peak_bytes,
+            "live_bytes": self.live_bytes,
+            "phase": self.phase,
+            "parts": asdict(self.parts),
+        }
 
 
 def num_params(gpt: GPTConfig) -> int:
@@ -24,15 +77,39 @@ def num_params(gpt: GPTConfig) -> int:
     return gpt.vocab_size * C + gpt.block_size * C + gpt.n_layer * layer + 2 * C
 
 
-def forecast(config: RunConfig, device_type: str) -> MemoryForecast:
-    """The peak of a run of at least two steps (AdamW's moments are born in the first).
+def workspace_bytes(device_type: str, compute_capability: str | None) -> int:
+    """cuBLAS's workspaces as torch sizes them: 32 MiB each from compute capability 9.0 on, else
+    8.1 MiB; an unknown capability counts as the larger. Nothing is known of other devices.
+    """
+    if device_type != "cuda":
+        return 0
+    old = compute_capability is not None and int(compute_capability.split(".")[0]) < 9
+    # torch's default: ":4096:2:16:8", in KiB and how many
+    return _WORKSPACES * ((2 * 4096 + 8 * 16) * 1024 if old else 32 * _MIB)
+
+
+def forecast(
+    config: RunConfig,
+    device_type: str,
+    *,
+    compute_capability: str | None = None,
+    with_context: bool = False,
+    sizes: tuple[int, int] | None = None,
+) -> MemoryForecast:
+    """The peak of a run; from its second step on AdamW's moments count too.
 
     Args:
-        config: the run; of `compile` no account is taken, a compiled step needs less.
+        config: the run. Under `compile` the loss's tensors are of the compute dtype, as measured on
+            CPUs; on a GPU nobody has measured it.
         device_type: "cpu", "cuda", ...: manual attention's softmax and the default AdamW differ.
+        compute_capability: an NVIDIA GPU's, for cuBLAS's workspaces.
+        with_context: count a CUDA context (not where the device's free memory is read from inside
+            a process that has one).
+        sizes: (B, T) in place of the config's.
     """
     gpt = config.gpt
-    B, T, C, V, L = config.B, config.T, gpt.n_embd, gpt.vocab_size, gpt.n_layer
+    B, T = sizes or (config.B, config.T)
+    C, V, L = gpt.n_embd, gpt.vocab_size, gpt.n_layer
     N = B * T
     amp = config.precision in ("bf16", "fp16")
     on_cpu = device_type == "cpu"
@@ -41,10 +118,12 @@ def forecast(config: RunConfig, device_type: str) -> MemoryForecast:
     manual = config.attention == "manual"
 
     P = w * num_params(gpt)
-    base = P + 16 * N  # weights; idx and targets are int64
+    weights = P
     if manual:
-        base += w * L * gpt.block_size**2  # the causal mask, a buffer a layer
+        weights += w * L * gpt.block_size**2  # the causal mask, a buffer a layer
     moments = 2 * P
+    # AdamW's moments are born in the first optimizer step
+    born = moments if config.steps > 1 else 0
 
     act = (2 * w + 14 * e) * N * C + 4 * w * N  # kept for backward, one layer
     scores = B * gpt.n_head * T * T
@@ -61,16 +140,43 @@ def forecast(config: RunConfig, device_type: str) -> MemoryForecast:
     copies = 24 * C * C if amp else 0  # 16-bit copies of the layer's weights
     saved = L * (act + copies) + (w + e) * N * C + 2 * w * N + 8 * T + (2 * V * C if amp else 0)
 
+    batch = 16 * N  # idx and targets are int64
+    logits = 3 * w * N * V
+    embedding = 2 * w * V * C  # the embedding's share of the tied gradient, and the sum
+    if config.compile:
+        logits = 3 * e * N * V
+        embedding = w * V * C + (e * V * C if amp else e * N * V)
     # default AdamW: foreach copies all weights, elsewhere a plain loop copies the largest twice
     foreach = device_type in ("cuda", "xpu")
     temporary = 0 if config.optimizer == "fused" else P if foreach else 2 * w * V * C
     # the position table's gradient is the last: only its (T, C) rows are there yet
     gradients = P - w * C * (gpt.block_size - T)
-    live = base + moments
-    phases = {
-        "cross-entropy backward": live + saved + 3 * w * N * V,
-        "gradient of the token embedding": live + gradients + 2 * w * V * C + 8 * T,
-        "optimizer step": live + P + temporary,
+
+    beside = {
+        "weights": weights,
+        "workspaces": workspace_bytes(device_type, compute_capability),
+        "context": CONTEXT_BYTES if with_context and device_type == "cuda" else 0,
     }
-    phase = max(phases, key=phases.__getitem__)
-    return MemoryForecast(peak_bytes=phases[phase], phase=phase)
+    phases = {
+        "cross-entropy backward": MemoryParts(
+            moments=born,
+            activations=batch + saved,
+            logits=logits,
+            **beside,
+        ),
+        "gradient of the token embedding": MemoryParts(
+            moments=born,
+            gradients=gradients + embedding,
+            activations=batch + 8 * T,
+            **beside,
+        ),
+        "optimizer step": MemoryParts(
+            moments=moments, gradients=P, temporary=temporary, activations=batch, **beside
+        ),
+    }
+    phase = max(phases, key=lambda name: phases[name].tensors)
+    return MemoryForecast(
+        phase=phase,
+        parts=phases[phase],
+        largest_tensor_bytes=w * max(N * V, V * C, scores if manual else 0),
+    )

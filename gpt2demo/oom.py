@@ -1,14 +1,10 @@
-"""What counts as out of memory, and the gate that keeps a CPU run from ending the process."""
+"""What counts as out of memory, and what else a device's memory does to a run."""
 
-from dataclasses import replace
+import statistics
+from collections.abc import Sequence
 from typing import Final
 
 import torch
-
-from gpt2demo.config import RunConfig
-from gpt2demo.memory import forecast
-
-_GIB: Final = 2**30
 
 # Torch's own class is not the only way it says so (lower case for the comparison).
 _TEXTS: Final = (
@@ -18,16 +14,19 @@ _TEXTS: Final = (
     "defaultcpuallocator: can't allocate memory",
     "not enough memory: you tried to allocate",
 )
-
-# Beside the live tensors a CPU process holds oneDNN's and the allocator's scratch.
-_CPU_OVERHEAD_BYTES: Final = 512 * 2**20
-# A GPU's allocator needs up to 1.13 times the live tensors (simulated over 56 settings), and cuBLAS
-# takes two workspaces of 32 MiB at most.
-_GPU_FRAGMENTATION: Final = 1.13
-_GPU_OVERHEAD_BYTES: Final = 64 * 2**20
-
-_SMALLER: Final = "Take a smaller model."
-_SHORTER: Final = tuple(2**k for k in range(10, -1, -1))  # lengths to propose, longest first
+# After one of these every later call of the process fails too.
+_POISON: Final = (
+    "device-side assert",
+    "illegal memory access",
+    "illegal instruction was encountered",
+    "misaligned address",
+    "unspecified launch failure",
+    "invalid program counter",
+    "hardware stack error",
+    "uncorrectable ecc error",
+)
+_JUMP: Final = 3.0  # times as long as before: host memory is at least ten times slower
+_NEARLY_FULL: Final = 0.9
 
 
 class WillNotFit(torch.OutOfMemoryError):
@@ -44,47 +43,41 @@ def is_out_of_memory(exc: BaseException) -> bool:
     return isinstance(exc, RuntimeError) and any(text in str(exc).lower() for text in _TEXTS)
 
 
-def cpu_need_bytes(config: RunConfig) -> int:
-    """What a CPU run will take from the machine: the forecast and the process's own scratch."""
-    return forecast(config, "cpu").peak_bytes + _CPU_OVERHEAD_BYTES
+def is_poison(exc: BaseException) -> bool:
+    """Whether `exc` leaves the process without a working GPU: only a new process has one again."""
+    if isinstance(exc, torch.OutOfMemoryError) or not isinstance(exc, RuntimeError):
+        return False
+    text = str(exc).lower()
+    return ("cuda" in text or "hip" in text) and any(words in text for words in _POISON)
 
 
-def check_cpu_memory(config: RunConfig, free_bytes: int | None) -> None:
-    """Refuse a CPU run that the machine cannot hold.
+def spill_note(
+    reserved_bytes: int | None, total_bytes: int | None, step_ms: Sequence[float]
+) -> str | None:
+    """A sentence where a driver lent the GPU host memory instead of refusing; None = no sign.
 
-    Linux promises memory that it does not have and ends the whole process when it is used, so on
-    a CPU the wall must stand before the first allocation.
+    Windows does so by itself, and Linux with managed memory: no error, but steps that take many
+    times as long.
 
-    Raises:
-        WillNotFit: (a torch.OutOfMemoryError) naming need and free memory in GiB.
+    Args:
+        reserved_bytes: the most that torch's allocator took.
+        total_bytes: the device's own memory.
+        step_ms: the measured steps, in order.
     """
-    need = cpu_need_bytes(config)
-    if free_bytes is not None and need > free_bytes:
-        raise WillNotFit(
-            f"The run needs about {need / _GIB:.1f} GiB and {free_bytes / _GIB:.1f} GiB are free."
+    if not reserved_bytes or not total_bytes:
+        return None
+    if reserved_bytes > total_bytes:
+        return (
+            f"Torch holds {reserved_bytes / 2**30:.1f} GiB on a device of "
+            f"{total_bytes / 2**30:.1f} GiB: the driver lent host memory, which is many times "
+            f"slower. Lower B or T."
         )
-
-
-def advice(config: RunConfig, device_type: str, free_bytes: int | None) -> str:
-    """What to lower after an out-of-memory, in one sentence.
-
-    It names sizes only where the forecast and what comes on top of it stay within `free_bytes`.
-    """
-    B, T = config.B, config.T
-    if free_bytes is None:
-        lower = [f"{name} below {size}" for name, size in (("B", B), ("T", T)) if size > 1]
-        return f"Lower {' or '.join(lower)}, or take a smaller model." if lower else _SMALLER
-    for b in range(B - 1, 0, -1):
-        if _need_bytes(replace(config, B=b), device_type) <= free_bytes:
-            return f"Lower B: at T={T}, B={b} should fit."
-    for t in _SHORTER:
-        if t < T and _need_bytes(replace(config, B=1, T=t), device_type) <= free_bytes:
-            return f"Lower T: at B=1, T={t} should fit."
-    return _SMALLER
-
-
-def _need_bytes(config: RunConfig, device_type: str) -> float:
-    if device_type == "cpu":
-        return cpu_need_bytes(config)
-    live = forecast(config, device_type).peak_bytes
-    return live * _GPU_FRAGMENTATION + _GPU_OVERHEAD_BYTES
+    half = len(step_ms) // 2
+    if half and reserved_bytes > _NEARLY_FULL * total_bytes:
+        before, after = statistics.median(step_ms[:half]), statistics.median(step_ms[half:])
+        if after > _JUMP * before:
+            return (
+                f"Steps went from {before:.0f} to {after:.0f} ms with the device's memory nearly "
+                f"full: the driver may have moved tensors to host memory. Lower B or T."
+            )
+    return None

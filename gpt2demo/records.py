@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, is_dataclass
 from typing import Any, Final, TypeVar, get_args, get_type_hints
 
 STATES: Final = (
@@ -35,6 +35,38 @@ class StepMetrics:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RunMemory:
+    """What a run was forecast to take of the device's memory, and what it took."""
+
+    forecast_bytes: int  # of what `measured_by` counts, at the steps that were done
+    verdict: str  # what the forecast said before the start
+    capacity_bytes: int | None  # the memory that the run might use; None = unknown
+    measured_bytes: int | None  # None = not measured
+    reserved_bytes: int | None  # GPU: `max_memory_reserved`, tensors and the allocator's reserve
+    measured_by: str | None
+
+    @property
+    def error(self) -> float | None:
+        """(forecast - measured) / measured; below zero = the forecast was too low."""
+        if not self.measured_bytes:
+            return None
+        return (self.forecast_bytes - self.measured_bytes) / self.measured_bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OutOfMemory:
+    """The moment at which memory ran out."""
+
+    step: int | None  # None = before the first
+    moment: str  # "forward", "backward", "optimizer", or what was done before the first step
+    asked_bytes: int | None  # the allocation that failed; None = it was not said
+    parts: dict[str, int]  # what lived then, bytes by part (weights, gradients, ...); {} = unknown
+    capacity_bytes: int | None
+    smaller_B: int | None  # the largest smaller B that should fit; 0 = none, None = unknown
+    smaller_T: int | None  # the same for T
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RunSummary:
     """One run in figures. Medians and quartiles are over the steps that are not warm-up."""
 
@@ -56,6 +88,8 @@ class RunSummary:
     peak_flops: float | None = None  # dense peak FLOP/s of the device in this precision
     mfu: float | None = None  # model FLOPs utilization, 1.0 = the dense peak; None = unknown
     peak_memory_bytes: int | None = None
+    memory: RunMemory | None = None
+    out_of_memory: OutOfMemory | None = None  # None = it did not run out
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,20 +145,28 @@ def _read(kind: type[_Record], data: Any) -> _Record:
     if not isinstance(data, dict):
         raise TypeError(f"{kind.__name__} is of type {type(data).__name__}")
     hints = get_type_hints(kind)
-    values = {}
-    for name, value in data.items():
-        hint = hints.get(name)
-        allowed = get_args(hint) or (hint,)
-        if hint == tuple[str, ...]:
-            if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-                raise TypeError(f"{name} is no list of texts")
-            value = tuple(value)
-        elif float in allowed and type(value) is int:  # JSON has one kind of number
-            value = float(value)
-        elif type(value) not in allowed:
-            raise TypeError(f"{name} is of type {type(value).__name__}")
-        values[name] = value
-    return kind(**values)
+    return kind(**{name: _value(name, value, hints.get(name)) for name, value in data.items()})
+
+
+def _value(name: str, value: Any, hint: Any) -> Any:
+    """One field's value from JSON."""
+    if hint == tuple[str, ...]:
+        if isinstance(value, list) and all(isinstance(item, str) for item in value):
+            return tuple(value)
+        raise TypeError(f"{name} is no list of texts")
+    if hint == dict[str, int]:
+        if isinstance(value, dict) and all(type(item) is int for item in value.values()):
+            return value
+        raise TypeError(f"{name} is no table of whole numbers")
+    allowed = get_args(hint) or (hint,)
+    inner = next((kind for kind in allowed if is_dataclass(kind)), None)
+    if inner and isinstance(value, dict):
+        return _read(inner, value)
+    if float in allowed and type(value) is int:  # JSON has one kind of number
+        return float(value)
+    if type(value) not in allowed:
+        raise TypeError(f"{name} is of type {type(value).__name__}")
+    return value
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,7 +6,7 @@ import math
 import re
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from typing import Final
 
 import torch
@@ -16,23 +16,33 @@ from gpt2demo.compiling import ensure_cache_folder
 from gpt2demo.config import InputError, RunConfig
 from gpt2demo.data import load_tokens
 from gpt2demo.device import DeviceInfo, memory_free_bytes, resolve_device
+from gpt2demo.fit import FITS, Capacity, advice, capacity_for, smaller_that_fits
 from gpt2demo.flops import flops_per_token, mfu
-from gpt2demo.oom import WillNotFit, advice, check_cpu_memory, is_out_of_memory
+from gpt2demo.memory import CONTEXT_BYTES, MemoryForecast
+from gpt2demo.oom import WillNotFit, is_out_of_memory, is_poison, spill_note
 from gpt2demo.peaks import peak_flops
-from gpt2demo.records import RunSummary, StepMetrics, timing
+from gpt2demo.records import OutOfMemory, RunMemory, RunSummary, StepMetrics, timing
 from gpt2demo.train import Progress, train
 
 log = logging.getLogger(__name__)
 
+MUST_RESTART: Final = "The app must restart: until then no run can use the GPU."
+
+_GIB: Final = 2**30
+_UNITS: Final = {"bytes": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _TRIED: Final = re.compile(r"tried to allocate ([\d.]+) ?(\w+)", re.IGNORECASE)
 
 
 def check_device(config: RunConfig, info: DeviceInfo) -> None:
-    """Refuse a precision that the device cannot run at all.
+    """Refuse what the device cannot run at all.
 
     Raises:
-        InputError: naming the precision and the reason.
+        InputError: naming the precision, or the memory budget, and the reason.
     """
+    if config.budget_gib is not None and info.type not in ("cpu", "cuda"):
+        raise InputError(
+            "budget_gib", f"budget_gib: a memory budget cannot be emulated on {info.type}."
+        )
     support = info.support[config.precision]
     if support.status == "not available":
         raise InputError(
@@ -69,8 +79,10 @@ def execute(
     steps: list[StepMetrics] = []
     started = time.perf_counter()
     reason: str | None = None
-    failure: tuple[str, str] | None = None  # (state, message)
+    failure: _Failure | None = None
     device = resolve_device(config.device)
+    capacity = capacity_now(config, info, device)
+    told = capacity.forecast(config)
 
     def should_stop() -> bool:
         nonlocal reason
@@ -83,9 +95,15 @@ def execute(
             tokens, notes = load_tokens(config, max_text_bytes)
             progress.notes += notes
         ensure_cache_folder()
-        if device.type == "cpu":
-            check_cpu_memory(config, memory_free_bytes(device))
-        with contextlib.closing(train(config, tokens, device, should_stop, progress)) as run:
+        if refusal := _refusal(config, capacity, told):
+            progress.phase = "before the start"
+            raise WillNotFit(refusal)
+        with (
+            _limit(config, info, device, capacity),
+            contextlib.closing(
+                train(config, tokens, device, should_stop, progress, capacity.tracker_budget())
+            ) as run,
+        ):
             for step in run:
                 steps.append(step)
                 on_step(step)
@@ -94,19 +112,56 @@ def execute(
     except KeyboardInterrupt:
         failure = _interruption(config, steps)
     except BaseException as exc:  # the tokenizer's panic is no Exception
-        at = f"in step {len(steps)}" if progress.phase == "training" else f"while {progress.phase}"
-        failure = _failure(exc, config, at)
+        progress.poisoned = is_poison(exc)
+        failure = _failure(exc, config, progress, len(steps))
     # Only here, outside the except block, is the exception gone and with it the traceback that
     # pins the model's tensors.
     accelerator.free_memory(device)
-    if failure and failure[0] == "out of memory":
-        failure = failure[0], f"{failure[1]} {advice(config, device.type, _free(info, device))}"
-    return _summary(config, info, progress, steps, time.perf_counter() - started, reason, failure)
+    out_of_memory = None
+    if failure and failure.state == "out of memory":
+        failure = replace(failure, message=f"{failure.message} {advice(config, capacity)}")
+        out_of_memory = _out_of_memory(config, capacity, progress, len(steps), failure)
+    reserved = accelerator.reserved_peak_bytes(device)
+    measured_ms = [step.step_ms for step in steps if not step.is_warmup]
+    if note := spill_note(reserved, info.memory_total_bytes, measured_ms):
+        progress.notes.append(note)
+    return replace(
+        _summary(config, info, progress, steps, time.perf_counter() - started, reason, failure),
+        memory=_memory(config, capacity, steps, reserved, out_of_memory),
+        out_of_memory=out_of_memory,
+    )
 
 
-def _free(info: DeviceInfo, device: torch.device) -> int | None:
+def capacity_now(config: RunConfig, info: DeviceInfo, device: torch.device) -> Capacity:
+    """The memory that a run would find if it started now."""
+    free = free_bytes_now(info, device)
+    return capacity_for(config, device.type, free, info.compute_capability)
+
+
+def free_bytes_now(info: DeviceInfo, device: torch.device) -> int | None:
+    """Memory that a new run would find: what the driver calls free and what torch only keeps."""
     free = memory_free_bytes(device)
-    return info.memory_total_bytes if free is None else free
+    return info.memory_total_bytes if free is None else free + accelerator.cached_bytes(device)
+
+
+def _refusal(config: RunConfig, capacity: Capacity, told: MemoryForecast) -> str | None:
+    """Why the run must not start, or None."""
+    if capacity.tracked and config.compile and capacity.verdict(told) != FITS:
+        return (
+            f"The run is forecast to need {told.live_bytes / _GIB:.2f} GiB. Compiled code shows "
+            f"its tensors to no tracker, so on a CPU the forecast alone decides."
+        )
+    return capacity.refusal(told)
+
+
+def _limit(
+    config: RunConfig, info: DeviceInfo, device: torch.device, capacity: Capacity
+) -> contextlib.AbstractContextManager[None]:
+    """A smaller card, emulated: what its context would leave of its memory."""
+    if config.budget_gib is None or capacity.total_bytes is None or not info.memory_total_bytes:
+        return contextlib.nullcontext()
+    limit = max(capacity.total_bytes - CONTEXT_BYTES, 2**20)
+    return accelerator.memory_limit(device, limit, info.memory_total_bytes)
 
 
 def interrupted(
@@ -120,23 +175,90 @@ def interrupted(
     return _summary(config, info, progress, steps, seconds, None, _interruption(config, steps))
 
 
-def _interruption(config: RunConfig, steps: list[StepMetrics]) -> tuple[str, str]:
-    return "interrupted", f"Interrupted after {len(steps)} of {config.steps} steps."
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Failure:
+    """How a run failed, without the exception itself."""
+
+    state: str
+    message: str
+    asked_bytes: int | None = None  # of memory that was not to be had
 
 
-def _failure(exc: BaseException, config: RunConfig, at: str) -> tuple[str, str]:
+def _interruption(config: RunConfig, steps: list[StepMetrics]) -> _Failure:
+    message = f"Interrupted after {len(steps)} of {config.steps} steps."
+    return _Failure(state="interrupted", message=message)
+
+
+def _failure(exc: BaseException, config: RunConfig, progress: Progress, done: int) -> _Failure:
     """State and sentence of a run that an exception ended; the sentence holds no path."""
+    training = progress.phase == "training"
+    at = f"in step {done} ({progress.moment})" if training else f"while {progress.phase}"
     if is_out_of_memory(exc):
         settings = f"B={config.B}, T={config.T}, {config.precision}, {config.model}"
         if isinstance(exc, WillNotFit):
-            return "out of memory", f"Out of memory ({settings}): {exc}"
-        tried = _TRIED.search(str(exc))
-        asked = f", asking for {tried[1]} {tried[2]} more" if tried else ""
-        return "out of memory", f"Out of memory {at} ({settings}){asked}."
+            return _Failure(state="out of memory", message=f"Out of memory ({settings}): {exc}")
+        asked = _asked_bytes(str(exc))
+        more = "" if asked is None else f", asking for {_size(asked)} more"
+        message = f"Out of memory {at} ({settings}){more}."
+        return _Failure(state="out of memory", message=message, asked_bytes=asked)
     log.error("a run ended with an error", exc_info=exc)
-    return "error", (
+    if progress.poisoned:
+        return _Failure(state="error", message=f"The GPU failed {at}. {MUST_RESTART}")
+    message = (
         f"The run ended {at} with an error ({type(exc).__name__}). "
         "The log has the details; the next run starts afresh."
+    )
+    return _Failure(state="error", message=message)
+
+
+def _asked_bytes(text: str) -> int | None:
+    """The allocation that failed, from the allocator's words."""
+    found = _TRIED.search(text)
+    unit = _UNITS.get(found[2].lower()) if found else None
+    return None if found is None or unit is None else round(float(found[1]) * unit)
+
+
+def _size(count: int) -> str:
+    return f"{count / _GIB:.2f} GiB" if count >= _GIB else f"{count / 2**20:.2f} MiB"
+
+
+def _out_of_memory(
+    config: RunConfig, capacity: Capacity, progress: Progress, done: int, failure: _Failure
+) -> OutOfMemory:
+    training = progress.phase == "training"
+    B, T = (None, None) if capacity.total_bytes is None else smaller_that_fits(config, capacity)
+    return OutOfMemory(
+        step=done if training else None,
+        moment=progress.moment if training else progress.phase,
+        asked_bytes=failure.asked_bytes,
+        parts=progress.held_bytes,
+        capacity_bytes=capacity.total_bytes,
+        smaller_B=B,
+        smaller_T=T,
+    )
+
+
+def _memory(
+    config: RunConfig,
+    capacity: Capacity,
+    steps: list[StepMetrics],
+    reserved: int | None,
+    out_of_memory: OutOfMemory | None,
+) -> RunMemory:
+    """Forecast beside measured. A run that was stopped after one step is held against the forecast
+    of one; a run out of memory has no peak to measure.
+    """
+    measured = steps[-1].peak_memory_bytes if steps and not out_of_memory else None
+    done = replace(config, steps=len(steps)) if steps and not out_of_memory else config
+    gpu = capacity.device_type != "cpu"
+    by = "max_memory_allocated" if gpu else "tensors followed through the first two steps"
+    return RunMemory(
+        forecast_bytes=capacity.forecast(done).parts.allocated,
+        verdict=capacity.verdict(capacity.forecast(config)),
+        capacity_bytes=capacity.total_bytes,
+        measured_bytes=measured,
+        reserved_bytes=reserved if steps else None,
+        measured_by=by if measured is not None else None,
     )
 
 
@@ -147,12 +269,12 @@ def _summary(
     steps: list[StepMetrics],
     seconds: float,
     reason: str | None,
-    failure: tuple[str, str] | None,
+    failure: _Failure | None,
 ) -> RunSummary:
     measured = timing(steps)
     last = steps[-1] if steps else None
     if failure:
-        state, message = failure
+        state, message = failure.state, failure.message
     elif last and not math.isfinite(last.loss):
         state = "diverged"
         message = (

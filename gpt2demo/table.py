@@ -26,6 +26,8 @@ _COLUMNS: Final[dict[str, str]] = {
     "loss (last step)": "Float64",
     "MFU %": "Float64",
     "peak memory GiB": "Float64",
+    "forecast GiB": "Float64",
+    "forecast error %": "Float64",
     "attention": _TEXT,
     "optimizer": _TEXT,
     "compile": "boolean",
@@ -43,13 +45,15 @@ _SHOWN_DECIMALS: Final = {
     "loss (last step)": 4,
     "MFU %": 1,
     "peak memory GiB": 2,
+    "forecast GiB": 2,
+    "forecast error %": 2,
 }
 
 
 def _cells(record: RunRecord) -> Iterable[Any]:
     """One table row; None where a figure is unknown."""
     config, summary = record.config, record.summary
-    memory = summary.peak_memory_bytes
+    memory, told = summary.peak_memory_bytes, summary.memory
     yield RunConfig(**config).label
     yield from (config[name] for name in ("model", "precision", "B", "T"))
     yield from (summary.steps_done, summary.state)
@@ -57,6 +61,8 @@ def _cells(record: RunRecord) -> Iterable[Any]:
     yield from (summary.tokens_per_sec_median, summary.final_loss)
     yield None if summary.mfu is None else summary.mfu * 100
     yield None if memory is None else memory / _GIB
+    yield None if told is None else told.forecast_bytes / _GIB
+    yield None if told is None or told.error is None else told.error * 100
     yield from (config[name] for name in ("attention", "optimizer", "compile", "vocab_size"))
     yield from (config[name] for name in ("lr", "seed", "text"))
     yield record.device.get("name")
@@ -79,6 +85,29 @@ def runs_table(records: Sequence[RunRecord]) -> pd.DataFrame:
 def shown_table(records: Sequence[RunRecord]) -> pd.DataFrame:
     """`runs_table`, the newest run first, with as many digits as a reader wants."""
     return runs_table(records)[::-1].round(_SHOWN_DECIMALS)
+
+
+def forecast_errors(records: Sequence[RunRecord]) -> list[str]:
+    """How well the forecasts held, one sentence a device: over all runs whose memory was measured.
+
+    "Under" is a forecast that was too low by more than a thousandth: the kind that hurts.
+    """
+    rows = [
+        (record.device.get("name") or "this device", record.summary.memory.error * 100)
+        for record in records
+        if record.summary.memory and record.summary.memory.error is not None
+    ]
+    table = pd.DataFrame(rows, columns=["device", "error"])
+    said = []
+    for device, errors in table.groupby("device", sort=False)["error"]:
+        count, under = len(errors), int((errors < -0.1).sum())
+        off = errors.abs()
+        said.append(
+            f"{count} {'run' if count == 1 else 'runs'} measured on {device}: median error "
+            f"{off.median():.2f} %, worst {off.max():.2f} %, "
+            f"{under or 'none'} under the measurement."
+        )
+    return said
 
 
 def _inert(cell: Any) -> Any:

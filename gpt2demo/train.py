@@ -13,8 +13,10 @@ from gpt2demo.config import WARMUP_STEPS, RunConfig
 from gpt2demo.data import DataLoaderLite
 from gpt2demo.malloc import keep_large_blocks
 from gpt2demo.model import GPT
+from gpt2demo.oom import is_out_of_memory
 from gpt2demo.precision import PRECISION, autocast, grad_scaler, precision_scope
 from gpt2demo.records import StepMetrics
+from gpt2demo.tracker import MemoryMeter
 
 
 @dataclass(kw_only=True, slots=True)
@@ -24,6 +26,11 @@ class Progress:
     phase: str = (
         "starting"  # then "loading the text", "building the model", "compiling", "training"
     )
+    moment: str = ""  # of a step: "forward", "backward", "optimizer"
+    poisoned: bool = False  # the GPU works no more in this process
+    held_bytes: dict[str, int] = field(
+        default_factory=dict
+    )  # part -> what lived when memory ran out
     notes: list[str] = field(default_factory=list)  # sentences for the visitor
     parameters: int | None = None
     compile_seconds: float | None = None
@@ -35,6 +42,7 @@ def train(
     device: torch.device,
     should_stop: Callable[[], bool] = lambda: False,
     progress: Progress | None = None,
+    budget_bytes: int | None = None,
 ) -> Iterator[StepMetrics]:
     """Train GPT-2 from scratch and yield one record a step.
 
@@ -48,10 +56,15 @@ def train(
         device: where to train.
         should_stop: asked before every step.
         progress: filled in as the run goes on.
+        budget_bytes: on a CPU, the most that tensors may take; None = as much as there is.
+
+    Raises:
+        torch.OutOfMemoryError: (or a RuntimeError that says so) memory ran out.
     """
     progress = progress or Progress()
     precision = PRECISION[config.precision]
     loader = DataLoaderLite(tokens, config.B, config.T)
+    meter = MemoryMeter(config, device, budget_bytes)
     model = optimizer = scaler = x = y = loss = None
     with keep_large_blocks(), precision_scope(precision):
         try:
@@ -71,6 +84,7 @@ def train(
                 model, progress.compile_seconds, note = compile_model(model, config, device)
                 progress.notes += [note] if note else []
             progress.phase = "training"
+            meter.start(model, tokens)
 
             for step in range(config.steps):
                 if should_stop():
@@ -78,18 +92,22 @@ def train(
                 x, y = loader.next_batch()
                 x, y = x.to(device), y.to(device)
                 loss_scale = scaler.get_scale()
-                accelerator.synchronize(device)  # the device works on its own: wait for it
-                t0 = time.perf_counter()
-                optimizer.zero_grad()
-                with autocast(precision, device.type):  # forward and loss only
-                    logits, loss = model(x, y)
-                del logits  # B*T*vocab_size numbers that backward does not need
-                scaler.scale(loss).backward()
-                scaler.step(optimizer)
-                scaler.update()
-                loss = loss.item()
-                accelerator.synchronize(device)
-                t1 = time.perf_counter()
+                with meter.during(step):  # follows the tensors of the first steps on a CPU
+                    accelerator.synchronize(device)  # the device works on its own: wait for it
+                    t0 = time.perf_counter()
+                    optimizer.zero_grad()
+                    progress.moment = "forward"
+                    with autocast(precision, device.type):  # forward and loss only
+                        logits, loss = model(x, y)
+                    del logits  # B*T*vocab_size numbers that backward does not need
+                    progress.moment = "backward"
+                    scaler.scale(loss).backward()
+                    progress.moment = "optimizer"
+                    scaler.step(optimizer)
+                    scaler.update()
+                    loss = loss.item()
+                    accelerator.synchronize(device)
+                    t1 = time.perf_counter()
                 step_time = t1 - t0  # seconds
                 yield StepMetrics(
                     step=step,
@@ -99,10 +117,14 @@ def train(
                     is_warmup=step < WARMUP_STEPS,
                     skipped=scaler.get_scale() < loss_scale,
                     loss_scale=loss_scale if scaler.is_enabled() else None,
-                    peak_memory_bytes=accelerator.peak_memory_bytes(device),
+                    peak_memory_bytes=meter.peak_bytes(),
                 )
                 if not math.isfinite(loss):
                     break
+        except BaseException as exc:
+            if is_out_of_memory(exc):
+                progress.held_bytes = meter.at_failure(model, optimizer)
+            raise
         finally:
             model = optimizer = scaler = x = y = loss = None
             if config.compile:

@@ -131,6 +131,9 @@ def test_seeds_that_are_taken(seed: float) -> None:
         ({"lr": "3e-4"}, "'3e-4'"),
         ({"lr": -0.5}, "-0.5"),
         ({"device": "cuda:-1"}, "'cuda:-1'"),
+        ({"budget_gib": "8"}, "'8'"),
+        ({"budget_gib": 0.2}, "0.2"),
+        ({"budget_gib": math.nan}, "nan"),
         ({"text": 7}, "7"),
     ],
     ids=repr,
@@ -220,6 +223,25 @@ def test_lr_is_kept_as_a_float(value: float) -> None:
 
 
 @pytest.mark.parametrize(
+    "value",
+    [
+        *(0, 0.2, 0.2499999, -8, 1025, 1024.0001, 1e300, HUGE, -HUGE),
+        *(math.nan, math.inf, -math.inf, "8", "", "8 GiB", True, False, [], [8], {}, DEEP),
+    ],
+    ids=ids,
+)
+def test_a_budget_is_a_number_of_gib(value: object) -> None:
+    assert "a number from 0.25 to 1,024 (GiB) or nothing" in refusal(budget_gib=value)
+
+
+@pytest.mark.parametrize("value", [None, 0.25, 8, 1024, 7.5])
+def test_budgets_that_are_taken(value: float | None) -> None:
+    budget = RunConfig(budget_gib=value).budget_gib
+    assert budget == value
+    assert type(budget) is (type(None) if value is None else float)
+
+
+@pytest.mark.parametrize(
     "value", ["auto", "cpu", "mps", "cuda", "cuda:0", "cuda:7", "cuda:10", "xpu", "xpu:1"]
 )
 def test_devices_that_may_be_named(value: str) -> None:
@@ -287,6 +309,7 @@ TYPES = {
     "lr": float,
     "seed": int,
     "device": str,
+    "budget_gib": (float, type(None)),
     "text": str,
 }
 likely = {
@@ -302,6 +325,7 @@ likely = {
     "lr": st.floats(0, 1, exclude_min=True) | st.just(1),
     "seed": st.integers(0, 2**31 - 1),
     "device": st.sampled_from(("auto", "cpu", "cuda", "cuda:3", "mps", "xpu")),
+    "budget_gib": st.none() | st.floats(0.25, 1024) | st.integers(1, 1024),
     "text": st.text() | st.sampled_from(("builtin", "shakespeare")),
 }
 
@@ -314,9 +338,11 @@ def test_every_field_is_in_the_tests_tables() -> None:
 def holds(config: RunConfig) -> None:
     """What is true of every config that passed, said without RunConfig's own code."""
     for name, kind in TYPES.items():
-        assert type(getattr(config, name)) is kind, name
+        assert isinstance(getattr(config, name), kind), name
+        assert type(getattr(config, name)) is not bool or kind is bool, name
     assert config.model in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "tiny")
     assert config.precision in ("fp32", "tf32", "bf16", "fp16", "fp64")
+    assert config.budget_gib is None or 0.25 <= config.budget_gib <= 1024
     assert 1 <= config.B <= 256
     assert 1 <= config.T <= 1024
     assert 1 <= config.steps <= 100_000
@@ -411,10 +437,13 @@ def test_an_own_text_is_never_shown() -> None:
         ({"optimizer": "fused"}, "fp32 B=4 T=32 fused AdamW"),
         ({"compile": True}, "fp32 B=4 T=32 compiled"),
         ({"vocab_size": 50304}, "fp32 B=4 T=32 V=50304"),
+        ({"budget_gib": 8}, "fp32 B=4 T=32 in 8 GiB"),
+        ({"budget_gib": 0.25}, "fp32 B=4 T=32 in 0.25 GiB"),
+        ({"budget_gib": 1024.0}, "fp32 B=4 T=32 in 1024 GiB"),
         (
             {"model": "gpt2-xl", "attention": "sdpa", "optimizer": "fused", "compile": True}
-            | {"vocab_size": 50304, "precision": "fp16"},
-            "fp16 B=4 T=32 gpt2-xl sdpa fused AdamW compiled V=50304",
+            | {"vocab_size": 50304, "precision": "fp16", "budget_gib": 7.5},
+            "fp16 B=4 T=32 gpt2-xl sdpa fused AdamW compiled V=50304 in 7.5 GiB",
         ),
         ({"steps": 7, "seed": 1, "lr": 0.1, "device": "cpu", "text": "own words"}, "fp32 B=4 T=32"),
     ],

@@ -467,7 +467,7 @@ class Hub:
                 if self.command == "GET":
                     self.wfile.write(body)
 
-            do_GET = do_HEAD  # noqa: N815
+            do_GET = do_HEAD
 
             def log_message(self, *args):
                 pass

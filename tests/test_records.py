@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from gpt2demo.records import (
     STATES,
+    OutOfMemory,
+    RunMemory,
     RunRecord,
     RunSummary,
     StepMetrics,
@@ -123,6 +125,25 @@ steps_made = st.builds(
     loss_scale=maybe,
     peak_memory_bytes=st.none() | counts,
 )
+run_memories = st.builds(
+    RunMemory,
+    forecast_bytes=counts,
+    verdict=st.text(),
+    capacity_bytes=st.none() | counts,
+    measured_bytes=st.none() | counts,
+    reserved_bytes=st.none() | counts,
+    measured_by=st.none() | st.text(),
+)
+out_of_memories = st.builds(
+    OutOfMemory,
+    step=st.none() | counts,
+    moment=st.text(),
+    asked_bytes=st.none() | counts,
+    parts=st.dictionaries(keys, counts, max_size=4),
+    capacity_bytes=st.none() | counts,
+    smaller_B=st.none() | counts,
+    smaller_T=st.none() | counts,
+)
 summaries = st.builds(
     RunSummary,
     state=st.sampled_from(STATES),
@@ -143,6 +164,8 @@ summaries = st.builds(
     peak_flops=maybe,
     mfu=maybe,
     peak_memory_bytes=st.none() | counts,
+    memory=st.none() | run_memories,
+    out_of_memory=st.none() | out_of_memories,
 )
 parts = st.dictionaries(keys, st.none() | st.text() | st.floats() | counts | st.booleans())
 records = st.builds(
@@ -155,7 +178,12 @@ records = st.builds(
 
 
 def test_the_strategies_fill_every_field() -> None:
-    for kind, strategy in ((StepMetrics, steps_made), (RunSummary, summaries)):
+    for kind, strategy in (
+        (StepMetrics, steps_made),
+        (RunMemory, run_memories),
+        (OutOfMemory, out_of_memories),
+        (RunSummary, summaries),
+    ):
         filled = strategy.wrapped_strategy.kwargs
         assert list(filled) == [field.name for field in dataclasses.fields(kind)]
 
@@ -200,9 +228,35 @@ def test_the_json_has_the_documented_parts() -> None:
     assert data["summary"]["mfu"] is None
 
 
+MEMORY = RunMemory(
+    forecast_bytes=1010,
+    verdict="fits",
+    capacity_bytes=2000,
+    measured_bytes=1000,
+    reserved_bytes=None,
+    measured_by="max_memory_allocated",
+)
+FAILURE = OutOfMemory(
+    step=0,
+    moment="backward",
+    asked_bytes=512,
+    parts={"weights": 300, "gradients": 0},
+    capacity_bytes=2000,
+    smaller_B=2,
+    smaller_T=None,
+)
+
+
 def good() -> dict[str, object]:
     summary = RunSummary(
-        state="finished", message="", steps_done=1, steps_measured=0, seconds=1.0, notes=("a",)
+        state="finished",
+        message="",
+        steps_done=1,
+        steps_measured=0,
+        seconds=1.0,
+        notes=("a",),
+        memory=MEMORY,
+        out_of_memory=FAILURE,
     )
     return RunRecord(config={}, device={}, steps=(step(),), summary=summary).to_dict()
 
@@ -243,6 +297,32 @@ FOREIGN = [
     *(changed("steps.0.is_warmup", value) for value in (0, 1, None, "yes")),
     *(changed("steps.0.loss", value) for value in (None, "nan", [], True)),
     *(changed("steps.0.loss_flag", value) for value in ("nan", None, "other")),
+    *(changed("summary.memory", value) for value in ([], {}, "fits", 1, True, [None])),
+    *(
+        changed(f"summary.memory.{name}", value)
+        for name in ("capacity_bytes", "measured_bytes", "reserved_bytes")
+        for value in (KeyError, "1000", 1.5, True, [], {})
+    ),
+    *(changed("summary.memory.forecast_bytes", value) for value in (KeyError, None, 1.0, "1")),
+    *(changed("summary.memory.verdict", value) for value in (KeyError, None, 1, ["fits"])),
+    *(changed("summary.memory.measured_by", value) for value in (KeyError, 1, ["tracker"])),
+    *(changed("summary.out_of_memory", value) for value in ([], {}, "backward", 0, False)),
+    *(
+        changed(f"summary.out_of_memory.{name}", value)
+        for name in ("step", "asked_bytes", "capacity_bytes", "smaller_B", "smaller_T")
+        for value in (KeyError, "2", 2.5, True, [2], {})
+    ),
+    *(changed("summary.out_of_memory.moment", value) for value in (KeyError, None, 2, [])),
+    *(
+        changed("summary.out_of_memory.parts", value)
+        for value in (KeyError, None, [], [1], "weights", 3)
+    ),
+    *(
+        changed("summary.out_of_memory.parts.weights", value)
+        for value in (None, 1.0, "1", True, [], {})
+    ),
+    changed("summary.memory.surprise", 1),
+    changed("summary.out_of_memory.surprise", 1),
     changed("steps.0.surprise", 1),
     changed("summary.surprise", 1),
 ]
@@ -255,10 +335,44 @@ def test_foreign_json_is_a_value_error(data: object) -> None:
         RunRecord.from_dict(data)
 
 
+def test_a_record_of_before_memory_was_measured_is_read() -> None:
+    data = good()
+    del data["summary"]["memory"], data["summary"]["out_of_memory"]
+    summary = RunRecord.from_dict(data).summary
+    assert (summary.memory, summary.out_of_memory) == (None, None)
+    assert RunRecord.from_dict(changed("summary.memory", None)).summary.memory is None
+
+
+def test_nested_records_come_back_as_records() -> None:
+    summary = RunRecord.from_dict(load(strict(good()))).summary
+    assert summary.memory == MEMORY
+    assert summary.out_of_memory == FAILURE
+    assert type(summary.out_of_memory.parts) is dict
+
+
+@pytest.mark.parametrize(
+    ("forecast", "measured", "error"),
+    [
+        (1000, 1000, 0.0),
+        (1010, 1000, 0.01),  # the forecast was too high
+        (750, 1000, -0.25),  # too low: the run takes a third more than was told
+        (1000, None, None),
+        (1000, 0, None),  # a counter that counts nothing
+    ],
+)
+def test_the_forecasts_error_is_relative_to_what_was_measured(
+    forecast: int, measured: int | None, error: float | None
+) -> None:
+    memory = dataclasses.replace(MEMORY, forecast_bytes=forecast, measured_bytes=measured)
+    assert memory.error == error
+
+
 @unhurried
 @given(jsons)
 def test_any_json_is_a_record_or_a_value_error(data: object) -> None:
-    for foreign in (data, *(good() | {name: data} for name in ("steps", "summary"))):
+    nested = [changed(f"summary.{name}", data) for name in ("memory", "out_of_memory")]
+    nested.append(changed("summary.out_of_memory.parts", data))
+    for foreign in (data, *nested, *(good() | {name: data} for name in ("steps", "summary"))):
         try:
             record = RunRecord.from_dict(foreign)
         except ValueError:
@@ -343,7 +457,7 @@ def test_log_line_of_odd_losses(loss: float, text: str) -> None:
 
 
 def test_records_are_frozen_and_hide_nothing_in_a_dict() -> None:
-    for one in (step(), timing([]), RunRecord.from_dict(good())):
+    for one in (step(), timing([]), MEMORY, FAILURE, RunRecord.from_dict(good())):
         assert not hasattr(one, "__dict__")
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(one, dataclasses.fields(one)[0].name, None)

@@ -11,7 +11,7 @@ import pytest
 
 from gpt2demo import table
 from gpt2demo.config import RunConfig
-from gpt2demo.records import RunRecord, RunSummary, StepMetrics
+from gpt2demo.records import RunMemory, RunRecord, RunSummary, StepMetrics
 
 
 def step(number, loss, *, skipped=False):
@@ -35,6 +35,14 @@ def record(**changes):
         final_loss=8.25,
         mfu=0.375,
         peak_memory_bytes=3 * 2**30,
+        memory=RunMemory(
+            forecast_bytes=3 * 2**30 + 3 * 2**28,
+            verdict="fits",
+            capacity_bytes=2**34,
+            measured_bytes=3 * 2**30,
+            reserved_bytes=None,
+            measured_by="max_memory_allocated",
+        ),
     )
     device = {"name": changes.pop("device", "NVIDIA H200")}
     return RunRecord(
@@ -47,7 +55,7 @@ def record(**changes):
 
 def unknown():
     names = ("step_ms_median", "step_ms_p25", "step_ms_p75", "tokens_per_sec_median")
-    names += ("final_loss", "mfu", "peak_memory_bytes")
+    names += ("final_loss", "mfu", "peak_memory_bytes", "memory")
     return record(state="out of memory", steps_done=0, **dict.fromkeys(names))
 
 
@@ -68,6 +76,8 @@ def test_the_table_has_a_row_a_run_with_units_in_its_columns():
         "loss (last step)": 8.25,
         "MFU %": 37.5,
         "peak memory GiB": 3.0,
+        "forecast GiB": 3.75,
+        "forecast error %": 25.0,
         "attention": "manual",
         "optimizer": "default",
         "compile": False,
@@ -86,9 +96,24 @@ def test_the_table_has_a_row_a_run_with_units_in_its_columns():
         "loss (last step)",
         "MFU %",
         "peak memory GiB",
+        "forecast GiB",
+        "forecast error %",
     ]
     assert runs["ms/step median"].mean() == 254.5  # numbers, not objects
     assert list(table.runs_table([]).columns) == list(runs.columns)
+
+
+def test_forecast_errors_are_told_by_device():
+    def run(forecast, device):
+        memory = replace(record().summary.memory, forecast_bytes=forecast, measured_bytes=1000)
+        return record(memory=memory, device=device)
+
+    runs = [run(1004, "A"), run(1019, "A"), run(1000, "A"), run(990, "B"), unknown()]
+    assert table.forecast_errors(runs) == [
+        "3 runs measured on A: median error 0.40 %, worst 1.90 %, none under the measurement.",
+        "1 run measured on B: median error 1.00 %, worst 1.00 %, 1 under the measurement.",
+    ]
+    assert table.forecast_errors([unknown()]) == []
 
 
 def test_a_last_loss_of_nan_is_unknown_in_the_table():
