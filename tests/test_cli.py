@@ -133,7 +133,13 @@ def test_figures_agree_with_each_other_and_with_numpy(precision, tmp_path, capsy
     assert shown["step"].startswith(f"{np.median(measured):,.2f} ms median")
     assert shown["speed"] == f"{np.median(16 / measured * 1000):,.2f} tokens/sec median"
     assert shown["MFU"] == "unknown"
-    assert shown["peak memory"] == "not measured on a CPU"
+    memory = record["summary"]["memory"]
+    held = memory["measured_bytes"]
+    assert held == max(step["peak_memory_bytes"] for step in steps)
+    assert shown["peak memory"] == f"{held / 2**30:.2f} GiB"
+    error = (memory["forecast_bytes"] - held) / held
+    assert abs(error) < 0.005
+    assert f"{error:+.2%} against tensors followed" in shown["forecast"]
     assert shown["loss"] == f"{steps[0]['loss']:.4f} -> {steps[6]['loss']:.4f}"
     assert "compile" not in shown
     assert "skipped" not in shown
@@ -209,7 +215,7 @@ def test_defaults_follow_the_device(executed, monkeypatch):
 def test_every_option_reaches_the_run(executed):
     argv = "run --model gpt2-medium --precision bf16 --batch-size 3 --seq-len 1e1 --steps 8.0 "
     argv += "--seed 7 --attention sdpa --optimizer fused --compile --vocab-size 50304 --lr 1e-3 "
-    argv += "--device cpu --text builtin"
+    argv += "--budget-gib 8 --device cpu --text builtin"
     assert cli.main(argv.split()) == 0
     assert asdict(executed[0]) == {
         "model": "gpt2-medium",
@@ -224,6 +230,7 @@ def test_every_option_reaches_the_run(executed):
         "vocab_size": 50304,
         "lr": 0.001,
         "device": "cpu",
+        "budget_gib": 8.0,
         "text": "builtin",
     }
     assert cli.main([*argv.split(), "--no-compile"]) == 0
@@ -854,7 +861,7 @@ INSTEAD = """
     def verb(args, interruption):
         {body}
         return 0
-    cli._device = verb
+    cli.device._device = verb
     runpy.run_module("gpt2demo", run_name="__main__")
 """
 
@@ -898,7 +905,7 @@ def test_interrupt_inside_an_exec_still_exits_130(tmp_path):
 
 
 def test_names_that_the_locale_cannot_write():
-    script = INSTEAD.format(body='cli._say("Gr\\u00f6\\u00dfe", sys.stdout)')
+    script = INSTEAD.format(body='cli.say("Gr\\u00f6\\u00dfe", sys.stdout)')
     env = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     status, out, _ = end(start("device", script=script, env=env))
     assert status == 0
@@ -928,7 +935,7 @@ def test_reader_who_leaves_before_the_help():
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
 def test_full_disk_under_stdout_is_said():
-    script = INSTEAD.format(body='cli._say("text", sys.stdout)')
+    script = INSTEAD.format(body='cli.say("text", sys.stdout)')
     program = [sys.executable, "-c", textwrap.dedent(script), "device"]
     with open("/dev/full", "w") as full:
         done = subprocess.run(

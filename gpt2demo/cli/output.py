@@ -1,0 +1,61 @@
+"""What all verbs write with, and what they tell the process about its end."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, TextIO
+
+from gpt2demo.json_file import reason
+
+_GIB: Final = 2**30
+
+
+@dataclass(kw_only=True, slots=True)
+class Interruption:
+    """What the process's signals and a verb tell each other; `__main__` ties it to the signals."""
+
+    received: bool = False  # a signal came: the verb is to end
+    held: bool = False  # no KeyboardInterrupt now: the result is being written
+    last_words: Callable[[], None] = lambda: None  # writes what there is, from another thread
+
+    @contextlib.contextmanager
+    def deferred(self) -> Iterator[None]:
+        """Hold a KeyboardInterrupt back until the block's end: in an import, torch aborts on it."""
+        self.held = True
+        try:
+            yield
+        finally:
+            self.held = False
+        if self.received:
+            raise KeyboardInterrupt
+
+
+class OutputLostError(Exception):
+    """A line could not be written: the reader of the pipe has left, or the disk is full."""
+
+
+def say(text: str, stream: TextIO | None) -> None:
+    """Print one line now.
+
+    Raises:
+        OutputLostError: it could not be written; its message is empty where a reader just left.
+    """
+    if stream is None:  # closed before the start
+        return
+    try:
+        print(text, file=stream, flush=True)
+    except OSError as exc:
+        reader_left = isinstance(exc, BrokenPipeError)
+        message = "" if reader_left else f"The output cannot be written ({reason(exc)})."
+        raise OutputLostError(message) from exc
+
+
+def aligned(rows: Sequence[tuple[str, str]]) -> list[str]:
+    """Lines of name and text, the texts in one column."""
+    width = max(len(name) for name, _ in rows)
+    return [f"{name:<{width}}  {text}" for name, text in rows]
+
+
+def gib(count: int | None, unknown: str = "unknown") -> str:
+    """Bytes as GiB, or the word for what is unknown."""
+    return unknown if count is None else f"{count / _GIB:.2f} GiB"

@@ -1,0 +1,226 @@
+"""`run`: train GPT-2 and print the log line of every step, then a summary."""
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, Final
+
+from gpt2demo.cli.options import add_device_option, add_step_options, number
+from gpt2demo.cli.output import Interruption, OutputLostError, aligned, gib, say
+from gpt2demo.config import (
+    CORPORA,
+    MAX_SEED,
+    WARMUP_STEPS,
+    InputError,
+    RunConfig,
+    Settings,
+    default_sizes,
+    shown,
+)
+from gpt2demo.corpora import read_upload
+from gpt2demo.json_file import check_json_path, reason, strict_json, write_json
+from gpt2demo.records import RunRecord, RunSummary, StepMetrics, log_line
+
+if TYPE_CHECKING:
+    from gpt2demo.device import DeviceInfo
+
+EXIT_OTHER: Final = 1
+EXIT_INTERRUPTED: Final = 130
+EXIT_STATUS: Final = {  # every other state is EXIT_OTHER
+    "finished": 0,
+    "out of memory": 3,
+    "diverged": 4,
+    "interrupted": EXIT_INTERRUPTED,
+}
+_EXITS: Final = """exit status:
+  0 finished, 2 refused input, 3 out of memory, 4 diverged (the loss is no number any more),
+  130 interrupted (Ctrl-C or SIGTERM; what was measured is still written), 1 anything else"""
+
+
+def add(verbs: Any) -> None:
+    """The verb's parser."""
+    plain = RunConfig()
+    run = verbs.add_parser(
+        "run",
+        help="train GPT-2 and print one line a step, then a summary",
+        description="Train GPT-2: prints the log line of every step, then a summary.",
+        epilog=_EXITS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        argument_default=argparse.SUPPRESS,  # what is not given is not there
+        allow_abbrev=False,
+    )
+    run.set_defaults(verb=_run, json=None)
+    add_step_options(run, plain)
+    run.add_argument(
+        "--seed", metavar="N", type=number, help=f"0 to {MAX_SEED:,} (default {plain.seed})"
+    )
+    run.add_argument(
+        "--lr",
+        metavar="X",
+        type=number,
+        help=f"learning rate, above 0 and up to 1 (default {plain.lr:g})",
+    )
+    run.add_argument(
+        "--budget-gib",
+        metavar="X",
+        type=number,
+        help="emulate a card of so much memory, 0.25 to 1,024 (default: the device's own)",
+    )
+    add_device_option(run)
+    run.add_argument(
+        "--text",
+        metavar="TEXT",
+        help=f"{' or '.join(CORPORA)}, or a file of text (default {plain.text})",
+    )
+    run.add_argument(
+        "--json", metavar="FILE", help="write the run here; - is stdout, with the log on stderr"
+    )
+
+
+def _run(args: argparse.Namespace, interruption: Interruption) -> int:
+    names = {f.name for f in fields(RunConfig)}
+    given = {name: value for name, value in vars(args).items() if name in names}
+    RunConfig(**given | {"text": "builtin"})  # refused before anything is read or imported
+    if args.json not in (None, "-"):
+        check_json_path(args.json)
+    given |= _read_text(given)
+
+    with interruption.deferred():
+        from gpt2demo.device import probe_device, resolve_device, warnings_for
+        from gpt2demo.runner import check_device, execute, interrupted
+        from gpt2demo.train import Progress
+
+    device = resolve_device(given.get("device", "auto"))
+    info = probe_device(str(device))
+    config = RunConfig(**default_sizes(device.type) | given | {"device": str(device)})
+    check_device(config, info)
+    for warning in warnings_for(info, config.precision):
+        say(f"Warning: {warning}", sys.stderr)
+    if config.compile:
+        say("Compiling before the first step; its seconds are counted apart.", sys.stderr)
+
+    out = sys.stderr if args.json == "-" else sys.stdout
+    steps: list[StepMetrics] = []
+    progress = Progress()
+    lost: list[str] = []  # why nobody reads the output any more
+    summary: RunSummary | None = None
+    started = time.perf_counter()
+
+    def on_step(step: StepMetrics) -> None:
+        steps.append(step)
+        try:
+            say(log_line(step), out)
+        except OutputLostError:
+            lost.append("its output could not be written any more")
+        if interruption.received:  # torch may swallow an exception inside a callback
+            raise KeyboardInterrupt
+
+    def cut_short() -> RunSummary:
+        return interrupted(config, info, progress, list(steps), time.perf_counter() - started)
+
+    def write() -> None:
+        record = RunRecord(
+            config=config.to_dict(),
+            device=info.to_dict(),
+            steps=tuple(steps),
+            summary=summary or cut_short(),
+        )
+        if args.json == "-":
+            say(strict_json(record.to_dict()), sys.stdout)
+        elif args.json is not None:
+            write_json(args.json, record.to_dict())
+
+    interruption.last_words = write
+    try:
+        summary = execute(
+            config,
+            info,
+            on_step=on_step,
+            stop_reason=lambda: lost[0] if lost else None,
+            progress=progress,
+            max_text_bytes=_max_text_bytes(),
+        )
+        interruption.held = True
+    except KeyboardInterrupt:  # in the moment before or after `execute` minds it itself
+        interruption.held = True
+        summary = None
+    if summary is None or (summary.state == "error" and interruption.received):
+        summary = cut_short()
+    status = EXIT_STATUS.get(summary.state, EXIT_OTHER)
+    try:
+        write()
+    except OSError as exc:
+        status = status or EXIT_OTHER
+        say(f"gpt2demo: {shown(args.json)} was not written ({reason(exc)}).", sys.stderr)
+    for line in _summary_lines(config, info, steps, summary):
+        say(line, out)
+    return status
+
+
+def _memory_rows(summary: RunSummary) -> list[tuple[str, str]]:
+    rows = [("peak memory", gib(summary.peak_memory_bytes, "not measured"))]
+    if memory := summary.memory:
+        told = f"{gib(memory.forecast_bytes)} forecast: {memory.verdict}"
+        if memory.error is not None:
+            told += f"; {memory.error:+.2%} against {memory.measured_by}"
+        rows.append(("forecast", told))
+        if memory.reserved_bytes is not None:
+            rows.append(("reserved", f"{gib(memory.reserved_bytes)} (max_memory_reserved)"))
+    if failed := summary.out_of_memory:
+        parts = [f"{name} {gib(count)}" for name, count in failed.parts.items()]
+        rows.append(("failed in", ", ".join([failed.moment, *parts])))
+    return rows
+
+
+def _read_text(given: dict[str, Any]) -> dict[str, str]:
+    """The text as RunConfig takes it: a corpus's name, or the words of the file."""
+    path = given.get("text", "builtin")
+    if path in CORPORA:
+        return {"text": path}
+    most = _max_text_bytes()
+    try:
+        text = read_upload(path, most)
+    except InputError as exc:
+        raise InputError("text", f"--text {shown(path)}: {exc}") from exc
+    # a file that holds no more than the word "builtin" is a text all the same
+    return {"text": f"{text}\n" if text in CORPORA else text}
+
+
+def _max_text_bytes() -> int:
+    return Settings.from_env().max_text_mib * 2**20
+
+
+def _summary_lines(
+    config: RunConfig, info: "DeviceInfo", steps: Sequence[StepMetrics], summary: RunSummary
+) -> list[str]:
+    s = summary
+    rows = [("state", s.message)]
+    rows += [("note", note) for note in s.notes]
+    size = f", {s.parameters:,} parameters" if s.parameters else ""
+    rows.append(("model", f"{config.model}{size}, {config.precision}, B={config.B} T={config.T}"))
+    rows.append(("device", f"{config.device}, {info.name or 'name unknown'}"))
+    if s.step_ms_median is None:
+        rows.append(("step", f"not measured: the first {WARMUP_STEPS} steps are warm-up"))
+    else:
+        rows += [
+            (
+                "step",
+                f"{s.step_ms_median:,.2f} ms median, {s.step_ms_p25:,.2f} to {s.step_ms_p75:,.2f} "
+                f"ms (p25 to p75) over {s.steps_measured} steps without warm-up",
+            ),
+            ("speed", f"{s.tokens_per_sec_median:,.2f} tokens/sec median"),
+        ]
+    mfu = "unknown"
+    if s.mfu is not None and s.peak_flops is not None:
+        mfu = f"{s.mfu:.1%} of {s.peak_flops / 1e12:,.1f} TFLOP/s (dense peak in this precision)"
+    rows.append(("MFU", mfu))
+    rows += _memory_rows(s)
+    if steps:
+        rows.append(("loss", f"{steps[0].loss:.4f} -> {steps[-1].loss:.4f}"))
+    if s.skipped_steps:
+        rows.append(("skipped", f"{s.skipped_steps} steps, by the gradient scaler"))
+    if s.compile_seconds is not None:
+        rows.append(("compile", f"{s.compile_seconds:.1f} s, not part of any step"))
+    return ["", *aligned(rows)]
