@@ -17,9 +17,11 @@ import torch
 from gpt2demo.config import InputError, RunConfig, Settings
 from gpt2demo.data import load_tokens
 from gpt2demo.device import DeviceInfo, probe_device, resolve_device
+from gpt2demo.fit import Capacity, capacity_for
+from gpt2demo.limit import LimitSearch
 from gpt2demo.malloc import share_main_arena
 from gpt2demo.records import RunRecord, RunSummary, StepMetrics, timing
-from gpt2demo.runner import check_device, execute
+from gpt2demo.runner import MUST_RESTART, capacity_now, check_device, execute, free_bytes_now
 from gpt2demo.train import Progress
 
 log = logging.getLogger(__name__)
@@ -40,6 +42,8 @@ class Run:
     progress: Progress = field(default_factory=Progress)
     summary: RunSummary | None = None
     started: float | None = None  # the hub's clock, seconds
+    free_bytes: int | None = None  # of the device's memory, when the run started
+    search: LimitSearch | None = None  # the run is one try of it
     stop_reason: str | None = None
     stop: threading.Event = field(default_factory=threading.Event)
 
@@ -96,6 +100,8 @@ class Hub:
         self._thread: threading.Thread | None = None
         self._seen = clock()  # when anybody last looked
         self._closing = False
+        self._broken: str | None = None  # why no run can start in this process any more
+        self.search: LimitSearch | None = None  # the last one, going on or ended
         share_main_arena()
 
     # --- what visitors ask for
@@ -114,6 +120,50 @@ class Hub:
                 f"steps must be a whole number from 1 to {limit:,} on this page, "
                 f"not {config.steps:,}.",
             )
+        return self._submit(config, owner)
+
+    def find_limit(self, config: RunConfig, axis: str, owner: str) -> Run:
+        """Find the largest B or T that runs, all else as in `config`, by runs of two steps.
+
+        The tries follow each other without a place in the line between them; `stop` ends them.
+
+        Raises:
+            InputError: as `submit`; or a search goes on already.
+        """
+        # tensors are as large with any text, and an own one is not kept
+        config = replace(config, device=str(self.device), text="builtin")
+        if any(run.search for run in self.mine(owner)):
+            raise InputError("line", "Your search goes on already.")
+        search = LimitSearch(config=config, axis=axis, capacity=self.capacity(config))
+        first = search.next_run()
+        assert first, "a search has a first try"
+        return self._submit(first, owner, search)
+
+    def run_smaller(self, run_id: str, axis: str, owner: str) -> Run:
+        """After an out-of-memory: the same run with the B or T that should fit.
+
+        Raises:
+            InputError: as `submit`; or that run is gone, or no smaller size fits.
+        """
+        run = self.find(run_id)
+        failed = run.summary.out_of_memory if run and run.summary else None
+        size = getattr(failed, f"smaller_{axis}") if failed and axis in ("B", "T") else None
+        if not run or not size:
+            raise InputError("run", "That run is not kept any more; set B and T by hand.")
+        if run.config.text_name == "own":
+            raise InputError(
+                "text", f"Your own text is not kept after a run: set {axis} to {size}, press Run."
+            )
+        return self._submit(replace(run.config, **{axis: size}), owner)
+
+    def _submit(
+        self,
+        config: RunConfig,
+        owner: str,
+        search: LimitSearch | None = None,
+    ) -> Run:
+        if self._broken:
+            raise InputError("device", self._broken)
         config = replace(config, device=str(self.device))
         check_device(config, self.device_info)
         self._check_line(owner)
@@ -127,6 +177,7 @@ class Hub:
             config=config,
             device=self.device_info,
             tokens=tokens,
+            search=search,
         )
         with self._lock:
             self._check_line(owner)
@@ -160,6 +211,15 @@ class Hub:
         self._seen = self._clock()
 
     # --- what pages show
+
+    def capacity(self, config: RunConfig) -> Capacity:
+        """The memory that `config` may use on this device once nothing else runs here."""
+        run = self.current
+        if run and run.free_bytes is not None:  # what it takes now, it gives back
+            return capacity_for(
+                config, self.device.type, run.free_bytes, self.device_info.compute_capability
+            )
+        return capacity_now(config, self.device_info, self.device)
 
     def place(self, run: Run) -> int | None:
         """The run's place in the line, the running one being 1; None when it waits no more."""
@@ -236,6 +296,9 @@ class Hub:
                 return
             run = self.current = self.waiting.popleft()
             run.started = self._clock()
+            run.free_bytes = free_bytes_now(self.device_info, self.device)
+            if run.search:
+                self.search = run.search
             self._thread = threading.Thread(
                 target=self._work, args=(run,), name=f"run-{run.id}", daemon=True
             )
@@ -269,9 +332,31 @@ class Hub:
         finally:
             run.tokens = None
             with self._lock:
+                if run.progress.poisoned:
+                    self._broken = MUST_RESTART
+                    self.waiting.clear()
                 self.finished.append(run)
                 self.current = None
+                self._go_on(run)
                 self._start_next()
+
+    def _go_on(self, run: Run) -> None:
+        """The next try of a search takes the head of the line."""
+        search, summary = run.search, run.summary
+        if search is None or summary is None:
+            return
+        search.ended(run.config.B if search.axis == "B" else run.config.T, summary.state)
+        config = search.next_run()
+        if config and not self._closing and not self._broken:
+            self.waiting.appendleft(
+                Run(
+                    id=secrets.token_hex(4),
+                    owner=run.owner,
+                    config=config,
+                    device=self.device_info,
+                    search=search,
+                )
+            )
 
     def _why_stop(self, run: Run) -> str | None:
         """Asked between two steps."""

@@ -8,19 +8,25 @@ from contextlib import contextmanager
 import httpx
 import pytest
 from gradio_client import Client
+from gradio_client.exceptions import AppError
 from server import ROOT, Server, page
 
+from gpt2demo import cli
 from gpt2demo.records import RunSummary, StepMetrics
 
 TINY = {"model": "tiny", "B": 1, "T": 8}
 ENDPOINTS = {
     "/train": [
         "model", "precision", "B", "T", "steps", "seed", "attention", "optimizer", "compile",
-        "vocab_size", "lr", "text",
+        "vocab_size", "lr", "text", "budget_gib",
     ],
     "/stop": ["stop_token"],
     "/status": [],
     "/device": [],
+    "/memory": [
+        "model", "precision", "B", "T", "steps", "attention", "optimizer", "compile", "vocab_size",
+        "capacity_gib", "map",
+    ],
 }  # fmt: skip
 
 
@@ -73,7 +79,7 @@ def test_the_same_seed_gives_the_same_losses_and_another_does_not(client):
 def test_every_setting_arrives(client):
     chosen = {
         "precision": "tf32", "seed": 3, "attention": "sdpa", "optimizer": "fused",
-        "vocab_size": 50304, "lr": 0.001, "steps": 1,
+        "vocab_size": 50304, "lr": 0.001, "steps": 1, "budget_gib": 8.0,
     }  # fmt: skip
     first = train(client, text="The quick brown fox jumps over the lazy dog again.", **chosen)[0]
     settings = TINY | chosen | {"compile": False, "text": "own", "device": "cpu"}
@@ -153,7 +159,7 @@ def plain_data(**settings) -> list:
     plain = {
         "model": "tiny", "precision": "fp32", "B": 1, "T": 8, "steps": 2, "seed": 1,
         "attention": "manual", "optimizer": "default", "compile": False, "vocab_size": 50257,
-        "lr": 3e-4, "text": "builtin",
+        "lr": 3e-4, "text": "builtin", "budget_gib": 0,
     } | settings  # fmt: skip
     return [plain[name] for name in ENDPOINTS["/train"]]
 
@@ -187,6 +193,42 @@ def test_status_tells_what_goes_on(client, server):
     assert "stop_token" not in json.dumps(status)
     client.predict(api_name="/stop")
     job.result(timeout=30)
+
+
+def test_memory_is_the_command_lines(client, capsys):
+    settings = {"precision": "bf16", "B": 16, "T": 1024, "steps": 3}
+    told = client.predict(api_name="/memory", **settings, capacity_gib=16, map=True)
+    argv = "memory --precision bf16 -B 16 -T 1024 --steps 3 --capacity-gib 16 --map --json -"
+    assert cli.main(argv.split()) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed.pop("config")["B"] == 16
+    assert told == printed
+    assert sum(told["parts"].values()) == told["peak_bytes"]
+    assert told["verdict"] == "will not fit"
+    assert "map" not in client.predict(api_name="/memory", **settings)
+
+
+def test_memory_of_this_device_is_what_the_run_is_held_against(client):
+    told = client.predict(api_name="/memory", **TINY)
+    memory = train(client)[-1]["summary"]["memory"]
+    assert memory["forecast_bytes"] == told["peak_bytes"]
+    assert memory["capacity_bytes"] == pytest.approx(told["capacity_bytes"], rel=0.1)
+    assert memory["measured_bytes"] == pytest.approx(told["peak_bytes"], rel=0.005)
+
+
+@pytest.mark.parametrize("capacity", [0.2, -1, 2000, "16", [16]])
+def test_memory_refuses_a_card_that_cannot_be(client, capacity):
+    with pytest.raises(AppError, match="capacity_gib must be a number from 0.25 to 1,024"):
+        client.predict(api_name="/memory", capacity_gib=capacity)
+
+
+def test_a_budget_ends_a_run_in_words(client):
+    summary = train(client, T=512, budget_gib=0.25)[-1]["summary"]
+    assert summary["state"] == "out of memory"
+    failed = summary["out_of_memory"]
+    assert failed["capacity_bytes"] == 2**28
+    again = train(client, T=failed["smaller_T"], budget_gib=0.25)[-1]["summary"]
+    assert again["state"] == "finished"
 
 
 def test_device_is_the_command_lines(client):

@@ -23,42 +23,57 @@ FLOORS: dict[int, tuple[str, ...]] = {
         *("peaks", "host", "nvidia", "support", "device"),
     ),
     # what a run will take, and what can go wrong
-    2: ("flops", "memory", "oom", "compiling"),
+    2: ("flops", "memory", "fit", "oom", "tracker", "compiling"),
     # the loop
     3: ("train",),
     # runs
-    4: ("runner", "hub"),
+    4: ("runner", "limit", "hub"),
     # figures and tables
-    5: ("charts", "table"),
+    5: ("charts", "map_figure", "table"),
     # what people see
     6: (
-        *("ui", "ui.live", "ui.stream", "ui.device_card", "ui.downloads", "ui.api", "ui.page"),
-        *("cli", "__main__"),
+        *("ui", "ui.live", "ui.stream", "ui.device_card", "ui.downloads", "ui.api"),
+        *("ui.memory_bar", "ui.fit_map", "ui.memory_tab", "ui.page"),
+        *("cli.output", "cli.options", "cli.run", "cli.memory", "cli.device", "cli", "__main__"),
     ),
     7: ("app",),
 }
 FLOOR = {module: floor for floor, modules in FLOORS.items() for module in modules}
 ORDER = list(FLOOR)
 PAGE = {module for module in ORDER if module.split(".")[0] == "ui"}
+COMMAND = {module for module in ORDER if module.split(".")[0] == "cli"}
 
 # Tighter than the floors: the floors and modules that are all these may import.
 ONLY_FROM: dict[str, set[int | str]] = {
     "charts": {0},
+    "map_figure": {0, "charts"},
     "table": {0},
     "memory": {0, 1},
+    "fit": {0, 1, "memory"},
     "flops": {0, 1},
-    "cli": {0, 1, 2, 3, 4},
+    **dict.fromkeys(COMMAND, {0, 1, 2, 3, 4} | (COMMAND - {"cli"})),
     "__main__": {"cli"},
     "app": {0, 4, 6},
     **dict.fromkeys(
-        PAGE, {0, 4, 5, "device", "precision", "memory", "flops", "peaks"} | (PAGE - {"ui.page"})
+        PAGE,
+        {0, 4, 5, "device", "precision", "memory", "fit", "flops", "peaks"} | (PAGE - {"ui.page"}),
     ),
 }
 
 # Every package from outside the standard library, and where it may be imported.
 PACKAGES: dict[str, set[str]] = {
     "torch": {
-        *("accelerator", "model", "data", "precision", "nvidia", "device", "oom", "compiling"),
+        *(
+            "accelerator",
+            "model",
+            "data",
+            "precision",
+            "nvidia",
+            "device",
+            "oom",
+            "tracker",
+            "compiling",
+        ),
         *("train", "runner", "hub"),
     },
     "tiktoken": {"data"},
@@ -66,7 +81,7 @@ PACKAGES: dict[str, set[str]] = {
     "psutil": {"host"},
     "pynvml": {"nvidia"},  # optional
     "pandas": {"table"} | PAGE,
-    "plotly": {"charts", "ui.live"},  # ui.live serves its script
+    "plotly": {"charts", "map_figure", "ui.live"},  # ui.live serves its script
     "gradio": {"app"} | PAGE,
     "starlette": PAGE,
 }
@@ -97,7 +112,9 @@ FILES = files()
 def imported(module: str, source: str) -> Iterator[str]:
     """Full names of the modules that `source` imports, wherever in the file it does."""
     # a module's own package, for relative imports
-    package = "gpt2demo." + module if module == "ui" else f"gpt2demo.{module}".rpartition(".")[0]
+    package = (
+        "gpt2demo." + module if module in ("ui", "cli") else f"gpt2demo.{module}".rpartition(".")[0]
+    )
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

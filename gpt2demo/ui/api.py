@@ -1,4 +1,4 @@
-"""The same without a browser: /train, /stop, /status and /device for scripts.
+"""The same without a browser: /train, /stop, /status, /device and /memory for scripts.
 
 The runs go through the same line as the page's, under the same limits.
 """
@@ -12,6 +12,7 @@ import gradio as gr
 
 from gpt2demo.config import InputError, RunConfig, default_sizes
 from gpt2demo.device import memory_free_bytes, warnings_for
+from gpt2demo.fit import card, fit_map, report
 from gpt2demo.hub import Hub, Run
 from gpt2demo.records import jsonable, timing
 from gpt2demo.ui.stream import waiting_line
@@ -37,6 +38,7 @@ def add_api(hub: Hub) -> None:
         vocab_size: int = 50257,
         lr: float = 3e-4,
         text: str = "builtin",
+        budget_gib: float = 0.0,
     ) -> AsyncIterator[dict]:
         """Train GPT-2 and stream one dict a step; the last dict holds the summary.
 
@@ -59,6 +61,7 @@ def add_api(hub: Hub) -> None:
             vocab_size: 50257 or 50304.
             lr: AdamW's learning rate, above 0 and up to 1.
             text: builtin, shakespeare, or a text of your own of at least B*T+1 tokens.
+            budget_gib: emulate a card of so much memory, 0.25 to 1024; 0 = the device's own.
         """
         owner = request.session_hash or ""
         try:
@@ -75,6 +78,7 @@ def add_api(hub: Hub) -> None:
                 vocab_size=vocab_size,
                 lr=lr,
                 text=text,
+                budget_gib=None if budget_gib == 0 else budget_gib,
             )
             run = await asyncio.to_thread(hub.submit, config, owner)
         except InputError as exc:
@@ -122,11 +126,62 @@ def add_api(hub: Hub) -> None:
         free = memory_free_bytes(hub.device)
         return replace(hub.device_info, memory_free_bytes=free).to_dict()
 
+    def memory(
+        model: str = "gpt2",
+        precision: str = "fp32",
+        B: int = sizes["B"],
+        T: int = sizes["T"],
+        steps: int = sizes["steps"],
+        attention: str = "manual",
+        optimizer: str = "default",
+        compile: bool = False,
+        vocab_size: int = 50257,
+        capacity_gib: float = 0.0,
+        map: bool = False,
+    ) -> dict:
+        """The forecast of a run's peak memory, in bytes, part by part, with its verdict.
+
+        Nothing runs. {"peak_bytes", "live_bytes", "phase", "parts", "verdict", "capacity_bytes",
+        "sentence", "largest_B", "largest_T", "basis"}; with map also {"map": {"B", "T",
+        "peak_bytes", "verdict"}}, rows of B with columns of T.
+
+        Args:
+            model: gpt2, gpt2-medium, gpt2-large, gpt2-xl or tiny.
+            precision: fp32, tf32, bf16, fp16 or fp64.
+            B: sequences a step, 1 to 256.
+            T: tokens a sequence, 1 to 1024.
+            steps: training steps; a single one needs less.
+            attention: manual or sdpa.
+            optimizer: AdamW as default or fused.
+            compile: whether torch.compile is used.
+            vocab_size: 50257 or 50304.
+            capacity_gib: the memory of a card, 0.25 to 1024; 0 = what this device has free.
+            map: forecast the whole grid of B and T too.
+        """
+        try:
+            config = RunConfig(
+                model=model,
+                precision=precision,
+                B=B,
+                T=T,
+                steps=steps,
+                attention=attention,
+                optimizer=optimizer,
+                compile=compile,
+                vocab_size=vocab_size,
+            )
+            capacity = hub.capacity(config) if capacity_gib == 0 else card(capacity_gib)
+        except InputError as exc:
+            raise gr.Error(str(exc), print_exception=False) from None
+        told = report(config, capacity)
+        return told | {"map": fit_map(config, capacity)} if map is True else told
+
     common: dict[str, Any] = {"concurrency_limit": None}
     gr.api(train, api_name="train", **common)
     gr.api(stop, api_name="stop", queue=False)
     gr.api(status, api_name="status", queue=False)
     gr.api(device, api_name="device", **common)
+    gr.api(memory, api_name="memory", queue=False)
 
 
 async def _rows(hub: Hub, run: Run) -> AsyncIterator[dict[str, Any]]:

@@ -1,10 +1,12 @@
 """The page: one narrow column of controls, and beside it the live view. Handlers stay thin."""
 
 import asyncio
+import contextlib
+import functools
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,6 +30,7 @@ from gpt2demo.ui.api import add_api
 from gpt2demo.ui.device_card import device_card, precision_note
 from gpt2demo.ui.downloads import LINKS, LINKS_SCRIPT, download_routes
 from gpt2demo.ui.live import live_view, plotly_route
+from gpt2demo.ui.memory_tab import MEMORY_FIELDS, failure_panel, memory_tab, settings_of
 from gpt2demo.ui.stream import Feed
 
 log = logging.getLogger(__name__)
@@ -40,7 +43,7 @@ _MODEL_NAMES: Final = {
     "gpt2-medium": "GPT-2 medium, 355M",
     "gpt2-large": "GPT-2 large, 774M",
     "gpt2-xl": "GPT-2 xl, 1.6B",
-    "tiny": "tiny: 2 layers, 64 wide",
+    "tiny": "tiny 3.4M",
 }
 _TEXTS: Final = [
     ("Built-in: the Python reference", "builtin"),
@@ -51,6 +54,8 @@ _TITLE: Final = (
     '<header class="title"><h1>gpt2demo</h1>'
     "<p>Train GPT-2 here, live: what does a precision buy on this machine, and why?</p></header>"
 )
+# the settings of a run, in the order in which handlers get them; the last two are its own text
+FIELDS: Final = (*MEMORY_FIELDS, "lr", "seed", "text", "pasted", "upload")
 _PRIVATE: Final[dict[str, Any]] = {
     "api_visibility": "private",
     "show_progress": "hidden",
@@ -103,53 +108,29 @@ class Page:
         """The device panel with the memory that is free now."""
         return device_card(self.hub.device_info, memory_free_bytes(self.hub.device))
 
-    def run(
-        self,
-        token: object,
-        model: Any,
-        precision: Any,
-        B: Any,
-        T: Any,
-        steps: Any,
-        attention: Any,
-        optimizer: Any,
-        compile_: Any,
-        vocab_size: Any,
-        lr: Any,
-        seed: Any,
-        text: Any,
-        pasted: Any,
-        upload: Any,
-    ) -> None:
-        """Put a run with these settings into the line."""
-        try:
-            if text == "own":
-                limit = self.hub.settings.max_text_mib * 2**20
-                text = read_upload(upload, limit) if upload else pasted or ""
-            config = RunConfig(
-                model=model,
-                precision=precision,
-                B=B,
-                T=T,
-                steps=steps,
-                attention=attention,
-                optimizer=optimizer,
-                compile=compile_,
-                vocab_size=vocab_size,
-                lr=lr,
-                seed=seed,
-                text=text,
-            )
-            self.hub.submit(config, self.owner(token))
-        except InputError as exc:
-            raise gr.Error(str(exc), title="Not started", print_exception=False) from None
-        except Exception:
-            log.exception("Run failed")
-            raise gr.Error(
-                "The run could not be started. The server's log has the details.",
-                title="Not started",
-                print_exception=False,
-            ) from None
+    def run(self, token: object, *values: Any) -> None:
+        """Put a run with these settings (in the order of FIELDS) into the line."""
+        with refusals():
+            self.hub.submit(self._config(values), self.owner(token))
+
+    def find_limit(self, axis: str, token: object, *values: Any) -> None:
+        """Put a search for the largest B or T into the line."""
+        with refusals():
+            self.hub.find_limit(self._config(values), axis, self.owner(token))
+
+    def run_smaller(self, axis: str, token: object, run_id: object) -> None:
+        """Run what should fit in place of the run that ran out of memory."""
+        with refusals():
+            name = run_id if isinstance(run_id, str) else ""
+            self.hub.run_smaller(name, axis, self.owner(token))
+
+    def _config(self, values: Sequence[Any]) -> RunConfig:
+        settings = settings_of(FIELDS, values)
+        pasted, upload = settings.pop("pasted"), settings.pop("upload")
+        if settings["text"] == "own":
+            limit = self.hub.settings.max_text_mib * 2**20
+            settings["text"] = read_upload(upload, limit) if upload else pasted or ""
+        return RunConfig(**settings)
 
     def stop(self, token: object) -> None:
         """Stop the visitor's own run."""
@@ -157,11 +138,33 @@ class Page:
         if not message.startswith("Stopping"):  # the status line says that already
             gr.Info(message)
 
+    def pick(self, event: gr.EventData) -> tuple[Any, Any]:
+        """A cell of the fit map was clicked: its B and T for the sliders."""
+        with refusals():
+            chosen = RunConfig(B=event.B, T=event.T)
+            return chosen.B, chosen.T
+
     def note(self, precision: Any) -> str:
         """What the chosen precision is, and how it fares here."""
         if precision not in PRECISION:
             return ""
         return precision_note(self.hub.device_info, precision)
+
+
+@contextlib.contextmanager
+def refusals() -> Iterator[None]:
+    """A refusal inside becomes a message on the page; so does any error, without its text."""
+    try:
+        yield
+    except InputError as exc:
+        raise gr.Error(str(exc), title="Not started", print_exception=False) from None
+    except Exception:
+        log.exception("a run could not be started")
+        raise gr.Error(
+            "The run could not be started. The server's log has the details.",
+            title="Not started",
+            print_exception=False,
+        ) from None
 
 
 def build_demo(hub: Hub) -> gr.Blocks:
@@ -204,6 +207,7 @@ def build_demo(hub: Hub) -> gr.Blocks:
                 steps = gr.Slider(
                     1, settings.max_steps, sizes["steps"], step=1, label="Steps", elem_id="steps"
                 )
+                memory_bar = gr.HTML(elem_id="memory", apply_default_css=False)
                 with gr.Row(elem_classes="tight"):
                     run = gr.Button("Run", variant="primary", elem_id="run", min_width=120)
                     stop = gr.Button(
@@ -250,51 +254,102 @@ def build_demo(hub: Hub) -> gr.Blocks:
                             elem_id="upload",
                         )
             with gr.Column(scale=1, min_width=320, elem_id="results"):
-                live = live_view(lambda _request: Feed(hub, "").snapshot())
-                gr.HTML("<h2>Finished runs</h2>", elem_classes="heading", apply_default_css=False)
-                table = gr.Dataframe(
-                    shown_table([]),
-                    interactive=False,
-                    elem_id="runs",
-                    max_height=360,
-                    pinned_columns=1,
-                    buttons=[],
-                )
-                gr.HTML(
-                    html_template=LINKS,
-                    js_on_load=LINKS_SCRIPT,
-                    elem_id="downloads",
-                    apply_default_css=False,
-                )
-        settings_of_run = [
-            model, precision, B, T, steps, attention, optimizer, compile_, vocab_size, lr, seed,
-            text, pasted, upload,
+                failure = failure_panel(hub)
+                with gr.Tabs(elem_id="tabs"):
+                    with gr.Tab("Run"):
+                        live = live_view(lambda _request: Feed(hub, "").snapshot())
+                        gr.HTML(
+                            "<h2>Finished runs</h2>",
+                            elem_classes="heading",
+                            apply_default_css=False,
+                        )
+                        table = gr.Dataframe(
+                            shown_table([]),
+                            interactive=False,
+                            elem_id="runs",
+                            max_height=360,
+                            pinned_columns=1,
+                            buttons=[],
+                        )
+                        gr.HTML(
+                            html_template=LINKS,
+                            js_on_load=LINKS_SCRIPT,
+                            elem_id="downloads",
+                            apply_default_css=False,
+                        )
+                    with gr.Tab("Memory", elem_id="memory-tab"):
+                        memory = memory_tab(hub)
+        of_memory = [
+            model, precision, B, T, steps, attention, optimizer, compile_, vocab_size,
+            memory.budget_gib,
         ]  # fmt: skip
+        settings_of_run = [*of_memory, lr, seed, text, pasted, upload]
+        forecast = [memory_bar, memory.details, memory.fit_map]
         watched = {"fn": page.watch, "inputs": token, "outputs": live}
         # names of their own, or they would take /stop and its like from the API
         demo.load(page.owner, token, token, api_name="page_owner", **_PRIVATE).then(
             **watched, api_name="page_load", **_PRIVATE
         )
-        run.click(
-            page.run, [token, *settings_of_run], None, api_name="page_run", **_PRIVATE
-        ).success(**watched, api_name="page_watch", **_PRIVATE)
+        starts = [
+            (run.click, page.run, "run", settings_of_run),
+            *(
+                (
+                    button.click,
+                    functools.partial(page.find_limit, axis),
+                    f"find_{axis}",
+                    settings_of_run,
+                )
+                for axis, button in (("B", memory.find_B), ("T", memory.find_T))
+            ),
+            *(
+                (
+                    button.click,
+                    functools.partial(page.run_smaller, axis),
+                    f"smaller_{axis}",
+                    [failure.run_id],
+                )
+                for axis, button in (("B", failure.smaller_B), ("T", failure.smaller_T))
+            ),
+        ]
+        for listen, start, name, given in starts:
+            listen(start, [token, *given], None, api_name=f"page_{name}", **_PRIVATE).success(
+                **watched, api_name=f"page_watch_{name}", **_PRIVATE
+            )
+        at_once: dict[str, Any] = {"queue": False, **_PRIVATE}
+        live.tick(page.around, token, [stop, table, card], api_name="page_around", **at_once)
         live.tick(
-            page.around,
-            token,
-            [stop, table, card],
-            api_name="page_around",
-            queue=False,
-            **_PRIVATE,
+            failure.state,
+            None,
+            [failure.box, failure.panel, failure.smaller_B, failure.smaller_T, failure.run_id],
+            api_name="page_failure",
+            **at_once,
         )
-        stop.click(page.stop, token, None, api_name="page_stop", queue=False, **_PRIVATE)
-        precision.change(page.note, precision, note, api_name="page_note", queue=False, **_PRIVATE)
+        live.tick(
+            memory.results,
+            of_memory,
+            [*forecast, memory.found],
+            api_name="page_results",
+            **at_once,
+        )
+        gr.on(
+            [demo.load, *(component.change for component in of_memory)],
+            memory.forecast,
+            of_memory,
+            forecast,
+            api_name="page_forecast",
+            trigger_mode="always_last",
+            **at_once,
+        )
+        memory.card.input(float, memory.card, memory.budget_gib, api_name="page_card", **at_once)
+        memory.fit_map.select(page.pick, None, [B, T], api_name="page_pick", **at_once)
+        stop.click(page.stop, token, None, api_name="page_stop", **at_once)
+        precision.change(page.note, precision, note, api_name="page_note", **at_once)
         text.change(
             lambda chosen: gr.update(visible=chosen == "own"),
             text,
             own,
             api_name="page_text",
-            queue=False,
-            **_PRIVATE,
+            **at_once,
         )
         add_api(hub)
     demo.queue(default_concurrency_limit=None)
@@ -310,7 +365,12 @@ def launch_options(hub: Hub) -> dict[str, Any]:
         "max_file_size": hub.settings.max_text_mib * 2**20,
         "app_kwargs": {"routes": [*plotly_route(), *download_routes(hub)]},
         "theme": gr.themes.Default(font=fonts, font_mono=mono),
-        "css_paths": [_ASSETS / "page.css", _ASSETS / "style.css"],
+        "css_paths": [
+            _ASSETS / "page.css",
+            _ASSETS / "style.css",
+            _ASSETS / "memory.css",
+            _ASSETS / "fit_map.css",
+        ],
         "footer_links": ["api", "settings"],
         "run_history": False,
         "share": False,

@@ -5,11 +5,13 @@ A `Feed` looks at the hub, never changes it, and turns what it sees into the liv
 
 import functools
 import math
+from dataclasses import replace
 from typing import Any
 
 from gpt2demo.charts import DRAWN_CURVES, delta_rows, run_curve
 from gpt2demo.flops import flops_per_token, mfu
 from gpt2demo.hub import Hub, Run
+from gpt2demo.memory import forecast
 from gpt2demo.peaks import peak_flops
 from gpt2demo.records import Timing, timing
 from gpt2demo.ui.live import changes, message
@@ -92,9 +94,12 @@ class Feed:
             return status | {"state": "waiting" if waits else "idle", "text": "Ready.", "done": 0}
         state = run.state
         if run.summary:
-            text = " ".join([run.summary.message, *run.summary.notes])
+            found = run.search.message if run.search else ""
+            text = " ".join(filter(None, [run.summary.message, *run.summary.notes, found]))
         else:
             text = _DOING.get(state, f"Training: {run.config.label}.")
+            if run.search and state == "running":
+                text = f"Finding the largest {run.search.axis}, try {run.search.tries}: " + text
         left = None if run.summary else run.seconds_left
         return status | {
             "state": state,
@@ -176,6 +181,15 @@ def _timing(run: Run, count: int) -> Timing:
     return timing(run.steps[:count])
 
 
+@functools.lru_cache(maxsize=8)
+def _forecast_bytes(run: Run, count: int) -> int:
+    """What torch's counter, or the tracker, should read after `count` steps."""
+    config = replace(run.config, steps=min(max(count, 1), run.config.steps, 2))
+    capability = run.device.compute_capability
+    told = forecast(config, run.device.type, compute_capability=capability)
+    return told.parts.allocated
+
+
 def _tiles(run: Run, count: int) -> dict[str, Any]:
     measured = _timing(run, count)
     last = run.steps[count - 1] if count else None
@@ -184,10 +198,12 @@ def _tiles(run: Run, count: int) -> dict[str, Any]:
     peak = peak_flops(device.name, device.memory_total_bytes, config.precision)
     share = mfu(flops_per_token(config.gpt, config.T), speed, peak)
     memory = last.peak_memory_bytes if last else None
+    told = _forecast_bytes(run, min(count, 2))
+    mem_note = f"forecast {told / _GIB:.2f} GiB"
     if memory is not None:
-        mem_note = "most held by tensors"
+        mem_note += f" ({(told - memory) / memory:+.1%})"
     else:
-        mem_note = "not counted on a CPU" if device.type == "cpu" else "no counter here"
+        mem_note += "; not counted" if device.type == "cpu" else "; no counter here"
     if peak is not None:
         mfu_note = f"of {peak / 1e12:.4g} TFLOP/s" if share is not None else ""
     else:
