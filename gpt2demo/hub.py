@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import torch
 
@@ -43,7 +44,7 @@ class Run:
     summary: RunSummary | None = None
     started: float | None = None  # the hub's clock, seconds
     free_bytes: int | None = None  # of the device's memory, when the run started
-    search: LimitSearch | None = None  # the run is one try of it
+    series: "Series | None" = None  # the run is one of several that belong together
     stop_reason: str | None = None
     stop: threading.Event = field(default_factory=threading.Event)
 
@@ -75,6 +76,25 @@ class Run:
             steps=tuple(self.steps),
             summary=self.summary,
         )
+
+
+class Series(Protocol):
+    """Several runs that belong together and follow each other, as a search for the limit does."""
+
+    message: str  # what came of it; "" while it goes on
+
+    @property
+    def doing(self) -> str:
+        """What goes on, for the status line."""
+        ...
+
+    def next_run(self) -> RunConfig | None:
+        """The next run; None when it is over."""
+        ...
+
+    def ended(self, record: RunRecord) -> None:
+        """One of its runs is over."""
+        ...
 
 
 class Hub:
@@ -132,12 +152,13 @@ class Hub:
         """
         # tensors are as large with any text, and an own one is not kept
         config = replace(config, device=str(self.device), text="builtin")
-        if any(run.search for run in self.mine(owner)):
-            raise InputError("line", "Your search goes on already.")
+        self._check_series(owner)
         search = LimitSearch(config=config, axis=axis, capacity=self.capacity(config))
         first = search.next_run()
         assert first, "a search has a first try"
-        return self._submit(first, owner, search)
+        run = self._submit(first, owner, search)
+        self.search = search
+        return run
 
     def run_smaller(self, run_id: str, axis: str, owner: str) -> Run:
         """After an out-of-memory: the same run with the B or T that should fit.
@@ -160,7 +181,7 @@ class Hub:
         self,
         config: RunConfig,
         owner: str,
-        search: LimitSearch | None = None,
+        series: "Series | None" = None,
     ) -> Run:
         if self._broken:
             raise InputError("device", self._broken)
@@ -177,7 +198,7 @@ class Hub:
             config=config,
             device=self.device_info,
             tokens=tokens,
-            search=search,
+            series=series,
         )
         with self._lock:
             self._check_line(owner)
@@ -262,6 +283,10 @@ class Hub:
 
     # --- inside
 
+    def _check_series(self, owner: str) -> None:
+        if any(run.series for run in self.mine(owner)):
+            raise InputError("line", "Runs of yours that belong together go on already.")
+
     def _check_line(self, owner: str) -> None:
         if self._closing:
             raise InputError("line", "The server is closing and takes no more runs.")
@@ -297,8 +322,6 @@ class Hub:
             run = self.current = self.waiting.popleft()
             run.started = self._clock()
             run.free_bytes = free_bytes_now(self.device_info, self.device)
-            if run.search:
-                self.search = run.search
             self._thread = threading.Thread(
                 target=self._work, args=(run,), name=f"run-{run.id}", daemon=True
             )
@@ -341,12 +364,12 @@ class Hub:
                 self._start_next()
 
     def _go_on(self, run: Run) -> None:
-        """The next try of a search takes the head of the line."""
-        search, summary = run.search, run.summary
-        if search is None or summary is None:
+        """The next run of a series takes the head of the line."""
+        series = run.series
+        if series is None:
             return
-        search.ended(run.config.B if search.axis == "B" else run.config.T, summary.state)
-        config = search.next_run()
+        series.ended(run.record())
+        config = series.next_run()
         if config and not self._closing and not self._broken:
             self.waiting.appendleft(
                 Run(
@@ -354,7 +377,7 @@ class Hub:
                     owner=run.owner,
                     config=config,
                     device=self.device_info,
-                    search=search,
+                    series=series,
                 )
             )
 

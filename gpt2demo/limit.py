@@ -5,6 +5,7 @@ from typing import Final
 
 from gpt2demo.config import MAX_B, MODELS, InputError, RunConfig
 from gpt2demo.fit import T_STEP, Capacity, largest
+from gpt2demo.records import RunRecord
 
 MAX_TRIES: Final = 6
 TRY_STEPS: Final = 2  # AdamW's moments are born in the first, so only the second is the peak
@@ -32,10 +33,10 @@ class LimitSearch:
         self._passed = 0  # the largest that ran, in units
         self._failed = self._most + 1  # the smallest that did not
         self._guess = largest(self.config, self.axis, self.capacity) // self._unit
-        # where the forecast is sure that nothing fits any more
-        self._hopeless = (
-            largest(self.config, self.axis, self.capacity, also_may_fail=True) // self._unit + 1
-        )
+        self._hopeless = self._failed  # where the forecast is sure that nothing fits any more
+        if self.capacity.total_bytes is not None:
+            may_fail = largest(self.config, self.axis, self.capacity, also_may_fail=True)
+            self._hopeless = may_fail // self._unit + 1
 
     def next_run(self) -> RunConfig | None:
         """The next try, two steps long; None when the search is over."""
@@ -46,9 +47,14 @@ class LimitSearch:
         size = self._next_size() * self._unit
         return replace(self.config, **{self.axis: size}, steps=TRY_STEPS)
 
-    def ended(self, size: int, state: str) -> None:
+    @property
+    def doing(self) -> str:
+        """What goes on, for the status line."""
+        return f"Finding the largest {self.axis}, try {self.tries} of at most {MAX_TRIES}"
+
+    def ended(self, record: RunRecord) -> None:
         """Note how a try ended: "finished", "out of memory", or anything that ends the search."""
-        unit = size // self._unit
+        unit, state = record.config[self.axis] // self._unit, record.summary.state
         if state == "finished":
             self._passed = max(self._passed, unit)
         elif state == "out of memory":

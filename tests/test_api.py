@@ -218,7 +218,7 @@ def test_memory_of_this_device_is_what_the_run_is_held_against(client):
 
 @pytest.mark.parametrize("capacity", [0.2, -1, 2000, "16", [16]])
 def test_memory_refuses_a_card_that_cannot_be(client, capacity):
-    with pytest.raises(AppError, match="capacity_gib must be a number from 0.25 to 1,024"):
+    with pytest.raises(AppError, match=r"capacity_gib must be a number from 0\.25 to 1,024"):
         client.predict(api_name="/memory", capacity_gib=capacity)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from gpt2demo.config import InputError, RunConfig, Settings
 from gpt2demo.hub import Hub, Run
-from gpt2demo.records import RunSummary, StepMetrics
+from gpt2demo.records import OutOfMemory, RunSummary, StepMetrics
 
 WAIT = 20.0  # seconds after which a test gives up
 
@@ -316,6 +316,136 @@ def test_a_text_found_unfit_in_the_thread_is_told_in_its_own_words(hub, stage):
     stage.go.release()
     until(lambda: run.summary)
     assert (run.state, run.summary.message) == ("error", "The text is unfit.")
+
+
+# --- series of runs, and ways on after an out-of-memory
+
+
+class Card:
+    """Stands in for runner.execute on a machine where B up to `most` runs."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.tried: list[int] = []
+        self.poison = False
+
+    def __call__(self, config, info, *, progress, stop_reason, **_) -> RunSummary:
+        self.tried.append(config.B)
+        progress.poisoned = self.poison
+        reason = stop_reason()
+        state = "finished" if config.B <= self.most else "out of memory"
+        failed = OutOfMemory(
+            step=0,
+            moment="forward",
+            asked_bytes=1,
+            parts={},
+            capacity_bytes=1,
+            smaller_B=self.most,
+            smaller_T=0,
+        )
+        return RunSummary(
+            state="error" if self.poison else "stopped" if reason else state,
+            message="",
+            steps_done=2,
+            steps_measured=0,
+            seconds=0.1,
+            out_of_memory=failed if state == "out of memory" else None,
+        )
+
+
+@pytest.fixture
+def card():
+    card = Card(3)
+    hub = Hub(Settings(), device="cpu", execute=card)
+    yield card, hub
+    hub.close()
+
+
+def test_a_search_runs_try_after_try_and_tells_what_it_found(card):
+    machine, hub = card
+    hub.find_limit(tiny(B=9, T=512, budget_gib=2), "B", "me")
+    until(lambda: hub.search.message)
+    until(lambda: hub.current is None)
+    assert 2 <= len(machine.tried) <= 6
+    assert hub.search.message == "The largest B that ran at T=512 is 3; B=4 ran out of memory."
+    assert [run.config.B for run in hub.finished] == machine.tried
+    assert {run.owner for run in hub.finished} == {"me"}
+    assert {run.config.steps for run in hub.finished} == {2}
+
+
+def test_the_tries_follow_each_other_before_the_line_moves(hub, stage):
+    hub.find_limit(tiny(B=9, T=512, budget_gib=2), "B", "me")
+    hub.submit(tiny(steps=5), "other")
+    for _ in range(2):
+        stage.go.release()
+    until(lambda: len(stage.started) == 2)
+    assert stage.started[1].steps == 2  # the second try, not the run that waits
+    hub.stop("me")
+    stage.go.release()
+    until(lambda: len(stage.started) == 3)
+    assert stage.started[2].steps == 5
+    assert hub.search.message.startswith("The search ended: a try was stopped.")
+    for _ in range(5):
+        stage.go.release()
+    until(lambda: not hub.current)
+    assert len(stage.started) == 3
+
+
+def test_one_search_a_visitor(hub, stage):
+    hub.find_limit(tiny(), "B", "me")
+    with pytest.raises(InputError, match="go on already"):
+        hub.find_limit(tiny(), "T", "me")
+    with pytest.raises(InputError, match="axis must be B or T"):
+        hub.find_limit(tiny(), "C", "other")
+
+
+def test_an_own_text_is_not_kept_for_a_search(hub, stage):
+    run = hub.find_limit(tiny(text="secret words " * 20), "B", "me")
+    assert run.config.text == hub.search.config.text == "builtin"
+
+
+def test_a_smaller_run_after_an_out_of_memory(card):
+    machine, hub = card
+    failed = hub.submit(tiny(B=8), "me")
+    until(lambda: failed.summary)
+    again = hub.run_smaller(failed.id, "B", "somebody")
+    until(lambda: again.summary)
+    assert again.config == replace(failed.config, B=3)
+    assert machine.tried == [8, 3]
+    for run_id, axis in (("none", "B"), (failed.id, "T"), (failed.id, "seed"), (again.id, "B")):
+        with pytest.raises(InputError, match="not kept any more"):
+            hub.run_smaller(run_id, axis, "me")
+
+
+def test_an_own_text_is_not_there_for_a_smaller_run(card):
+    _, hub = card
+    failed = hub.submit(tiny(B=8, text="secret words " * 40), "me")
+    until(lambda: failed.summary)
+    with pytest.raises(InputError, match="set B to 3, press Run"):
+        hub.run_smaller(failed.id, "B", "me")
+
+
+def test_a_gpu_that_works_no_more_refuses_runs_until_the_restart(card):
+    machine, hub = card
+    machine.poison = True
+    run = hub.submit(tiny(), "me")
+    until(lambda: run.summary and not hub.current)
+    for start in (
+        lambda: hub.submit(tiny(), "me"),
+        lambda: hub.find_limit(tiny(), "B", "me"),
+    ):
+        with pytest.raises(InputError, match="must restart"):
+            start()
+    assert len(machine.tried) == 1
+
+
+def test_memory_is_what_is_free_once_the_running_run_has_ended(hub, stage, monkeypatch):
+    frees = iter((20 * 2**30, 5 * 2**30))
+    monkeypatch.setattr("gpt2demo.hub.free_bytes_now", lambda *_: next(frees))
+    monkeypatch.setattr("gpt2demo.runner.memory_free_bytes", lambda *_: 7 * 2**30)
+    assert hub.capacity(tiny()).machine_bytes == 7 * 2**30
+    hub.submit(tiny(), "me")
+    assert hub.capacity(tiny()).machine_bytes == 20 * 2**30
 
 
 def test_closing_ends_the_run_and_takes_no_more(hub, stage):

@@ -16,7 +16,7 @@ STATE = "document.querySelector('#live .live-status')?.dataset.state"
 CURVES = f"({PLOT}?._fullData || []).filter((d) => d.yaxis === 'y' && d.line && d.x[0] !== null)"
 LIVE = f"{CURVES}.find((d) => d.line.width > 2)"
 PLACE = "document.querySelector('#live .live-place')?.textContent"
-CONTROLS = ("device", "model", "precision", "B", "T", "steps", "run", "stop", "live")
+CONTROLS = ("device", "model", "precision", "B", "T", "steps", "memory", "run", "stop", "live")
 LOG_LINE = re.compile(r"step \d+, loss: \d+\.\d{6}, dt: \d+\.\d+ms, tok/sec: \d+\.\d\d$")
 
 pytestmark = pytest.mark.browser
@@ -364,3 +364,80 @@ def test_the_page_never_sends_an_own_text_to_others(visit, server):
     assert "xyzzy" not in other.page.content()
     assert "xyzzy" not in fetch(other, "json")
     assert "xyzzy" not in server.log
+
+
+# --- memory
+
+
+def test_the_bar_follows_the_controls_and_says_what_to_lower(visit):
+    v = visit()
+    v.wait("document.querySelector('#memory .verdict')?.textContent === 'fits'")
+    v.set("B", 256)
+    v.set("T", 1024)
+    v.wait("document.querySelector('#memory .verdict').textContent === 'will not fit'")
+    told = v.text("#memory")
+    assert re.search(r"Forecast peak \d{3}\.\d\d GiB of \d+\.\d\d GiB to be had", told)
+    assert re.search(r"Lower B to \d+, or T to \d+: that should fit\.", told)
+    assert re.search(r"Largest part, [a-z ]+: \d+\.\d of \d{3}\.\d GiB\.", told)
+    v.press("run")
+    v.page.wait_for_selector("#failure .memory")
+    assert "GiB are free" in v.text("#failure")  # refused before the first allocation
+    assert "GiB are free" in v.text("#live .live-status")
+    v.settings(3)
+    v.press("run")
+    v.wait(f"{STATE} === 'finished'")
+    v.page.wait_for_selector("#failure .memory", state="detached")
+
+
+def test_a_smaller_card_is_run_into_understood_and_left_by_a_button(visit):
+    v = visit()
+    v.settings(4, T=512, B=4)
+    v.page.get_by_role("tab", name="Memory").click()
+    v.set("budget_gib", 0.5)
+    v.wait("document.querySelector('#memory')?.textContent.includes('0.50 GiB emulated')")
+    v.press("run")
+    v.page.wait_for_selector("#failure .memory-bar", timeout=30_000)
+    told = v.text("#failure")
+    assert "step 0, forward" in told
+    assert "asked for 0.38 GiB more" in told  # B*T*50257*4 bytes of logits
+    assert "logits and loss 0.38 GiB" in told
+    v.page.get_by_role("button", name="Run with B=1 instead").click()
+    v.wait(f"{STATE} === 'finished'")
+    v.page.wait_for_selector("#failure .memory-bar", state="detached")
+    v.wait("document.querySelector('#memory-details').textContent.includes('median error')")
+    assert "none under the measurement" in v.text("#memory-details")
+    v.page.get_by_role("tab", name="Run", exact=True).click()
+    assert re.search(r"forecast 0\.\d\d GiB \([+-]0\.0%\)", v.text("#live .live-tiles"))
+
+
+def test_the_limit_is_found_and_a_cell_of_the_map_sets_the_sliders(visit):
+    v = visit()
+    v.settings(4, T=512, B=4)
+    v.page.get_by_role("tab", name="Memory").click()
+    v.set("budget_gib", 0.5)
+    v.wait("document.querySelector('#memory')?.textContent.includes('0.50 GiB emulated')")
+    v.press("find_B")
+    v.wait("document.querySelector('#found').textContent.includes('that ran')", 60)
+    assert v.text("#found") == "The largest B that ran at T=512 is 1; B=2 ran out of memory."
+    v.wait("document.querySelector('#fit-map').textContent.includes('out of memory')")
+    cell = v.page.locator("#fit-map .nsewdrag").bounding_box()
+    # the map's columns are sixteen, T=64 the fourth; its rows are sixteen, B=8 the sixth
+    v.page.mouse.click(
+        cell["x"] + cell["width"] * 3.5 / 16, cell["y"] + cell["height"] * (1 - 5.5 / 16)
+    )
+    v.wait("document.querySelector('#T input[type=number]').value === '64'")
+    v.wait("document.querySelector('#B input[type=number]').value === '8'")
+
+
+def test_the_memory_tab_is_readable_on_a_phone_in_the_dark(visit):
+    v = visit(viewport={"width": 390, "height": 800}, color_scheme="dark")
+    v.page.get_by_role("tab", name="Memory").click()
+    v.page.wait_for_selector("#fit-map .js-plotly-plot")
+    v.wait("document.querySelector('#memory .verdict')?.textContent === 'fits'")
+    assert v.eval("document.documentElement.scrollWidth") <= 390
+    for element in ("memory-details", "fit-map", "found", "find_B", "card"):
+        box = v.page.locator(f"#{element}").first.bounding_box()
+        assert box["x"] >= 0, element
+        assert box["x"] + box["width"] <= 390, element
+    colour = v.eval("getComputedStyle(document.querySelector('#memory .verdict')).color")
+    assert max(map(int, re.findall(r"\d+", colour)[:3])) > 150  # light on dark

@@ -94,12 +94,12 @@ class Feed:
             return status | {"state": "waiting" if waits else "idle", "text": "Ready.", "done": 0}
         state = run.state
         if run.summary:
-            found = run.search.message if run.search else ""
+            found = run.series.message if run.series else ""
             text = " ".join(filter(None, [run.summary.message, *run.summary.notes, found]))
         else:
             text = _DOING.get(state, f"Training: {run.config.label}.")
-            if run.search and state == "running":
-                text = f"Finding the largest {run.search.axis}, try {run.search.tries}: " + text
+            if run.series and state == "running":
+                text = f"{run.series.doing}. {text}"
         left = None if run.summary else run.seconds_left
         return status | {
             "state": state,
