@@ -193,6 +193,63 @@ def test_summary_of_a_gpu_run_has_units(monkeypatch, capsys):
     assert "Compiling before the first step" in err
 
 
+# --- a race
+
+
+def test_compare_prints_every_run_and_the_reasons(tmp_path, capsys):
+    out = tmp_path / "race.json"
+    argv = ["compare", "--precisions", "fp32, tf32", "--rounds", "2", "--model", "tiny"]
+    argv += ["-B", "1", "-T", "8", "--steps", "4", "--device", "cpu"]
+    assert cli.main([*argv, "--json", str(out)]) == 0
+    race = read(out)
+    assert race["results"]["tf32"]["max_loss_difference"] == 0.0
+    assert "precision" not in race["config"]
+    lines = capsys.readouterr().out.splitlines()
+    # the second round goes backwards
+    assert [line.split(":")[0] for line in lines[:4]] == ["fp32", "tf32", "tf32", "fp32"]
+    shown = dict(re.split(r"  +", line, maxsplit=1) for line in lines[5:])
+    assert shown["race"] == race["message"]
+    for precision, verdict in race["verdicts"].items():
+        assert shown[precision] == f"{verdict['cause']}: {verdict['words']}"
+    assert cli.main([*argv, "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["rounds"] == 2
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("--precisions fp32,fp33", "not 'fp33'"),
+        ("--precisions fp32,", "not ''"),
+        ("--rounds 21", "rounds must be a whole number from 1 to 20, not 21"),
+        ("--rounds many", "rounds must be"),
+        ("--steps 2", "steps must be at least 3"),
+        ("-B 0", "B must be a whole number"),
+    ],
+)
+def test_compare_refuses_before_anything_starts(option, said, capsys):
+    assert cli.main(["compare", *option.split()]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_race_that_is_interrupted_still_writes_what_was_measured(tmp_path, capsys, monkeypatch):
+    execute, runs = runner.execute, []
+
+    def until_the_second(config, info, **watching):
+        runs.append(config)
+        if len(runs) == 2:
+            raise KeyboardInterrupt
+        return execute(config, info, **watching)
+
+    monkeypatch.setattr(runner, "execute", until_the_second)
+    out = tmp_path / "race.json"
+    argv = ["compare", "--precisions", "fp32,bf16", "--model", "tiny", "-B", "1", "-T", "8"]
+    assert cli.main([*argv, "--steps", "4", "--device", "cpu", "--json", str(out)]) == 130
+    race = read(out)
+    assert race["results"]["fp32"]["state"] == "finished"
+    assert race["results"]["bf16"]["state"] == "waiting"
+    assert "The race was interrupted." in capsys.readouterr().out
+
+
 # --- options
 
 

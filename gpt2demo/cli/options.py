@@ -22,7 +22,9 @@ def choice(values: Sequence[object], default: object) -> str:
     return f"{', '.join(map(str, values))} (default {default})"
 
 
-def add_step_options(parser: argparse.ArgumentParser, plain: RunConfig) -> None:
+def add_step_options(
+    parser: argparse.ArgumentParser, plain: RunConfig, *, precision: bool = True
+) -> None:
     """The options that say what a step is: model, precision, sizes, and how it is computed."""
     cpu, gpu = default_sizes("cpu"), default_sizes("cuda")
     longest = max(gpt.block_size for gpt in MODELS.values())
@@ -32,7 +34,8 @@ def add_step_options(parser: argparse.ArgumentParser, plain: RunConfig) -> None:
         return f"1 to {most:,} (default {cpu[name]:,}{elsewhere})"
 
     parser.add_argument("--model", metavar="NAME", help=choice(tuple(MODELS), plain.model))
-    parser.add_argument("--precision", metavar="ID", help=choice(PRECISIONS, plain.precision))
+    if precision:
+        parser.add_argument("--precision", metavar="ID", help=choice(PRECISIONS, plain.precision))
     sizes = {
         "B": ("-B", "--batch-size", "sequences a step, " + size("B", MAX_B)),
         "T": ("-T", "--seq-len", "tokens a sequence, " + size("T", longest)),

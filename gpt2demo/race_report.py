@@ -1,0 +1,41 @@
+"""A race with its expectations and verdicts, for JSON."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from gpt2demo.compare import expect, explain
+from gpt2demo.race import Race
+from gpt2demo.records import jsonable
+
+if TYPE_CHECKING:  # device.py imports torch, which this module does without
+    from gpt2demo.device import DeviceInfo
+
+
+def race_report(
+    device: "DeviceInfo", race: Race, probe: Mapping[str, float] | None = None
+) -> dict[str, Any]:
+    """`config`, `device`, `rounds`, `message`, and by precision `results` (`PrecisionResult`),
+    `expected` (`Expectation`) and `verdicts` (`Verdict`), as strict JSON takes them.
+
+    Args:
+        device: where the race ran.
+        race: going on or over.
+        probe: measured rates (see `compare.expect`).
+    """
+    results = race.results()
+    expected = expect(device, race.config, probe)
+    verdicts = explain(device, race.config, results, probe)
+    config = race.config.to_dict()
+    del config["precision"]
+    return jsonable(
+        {
+            "config": config,
+            "device": device.to_dict(),
+            "rounds": race.rounds,
+            "message": race.message,
+            "results": {result.precision: asdict(result) for result in results},
+            "expected": {p: asdict(expected[p]) for p in race.precisions},
+            "verdicts": {p: asdict(verdict) for p, verdict in verdicts.items()},
+        }
+    )
