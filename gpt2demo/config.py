@@ -232,6 +232,7 @@ class Settings:
     orphan_seconds: int = 60  # a run nobody watches, its owner gone, is stopped after this
     max_text_mib: int = 16  # largest own text
     max_finished: int = 50  # finished runs kept for the table
+    max_board: int = 500  # finished runs kept on the board, over restarts
     max_pages: int = 200  # threads of the server; every open page holds one
 
     @classmethod

@@ -45,7 +45,11 @@ def page(folder: Path, *, cwd: Path = ROOT, **environ: str) -> Iterator[Server]:
     """`python app.py`, answering on a free port of 127.0.0.1; stopped by its process id."""
     port = free_port()
     log = folder / f"server-{port}.log"
-    settings = {"GRADIO_SERVER_PORT": str(port), "GRADIO_SERVER_NAME": "127.0.0.1"}
+    settings = {
+        "GRADIO_SERVER_PORT": str(port),
+        "GRADIO_SERVER_NAME": "127.0.0.1",
+        "GPT2DEMO_BOARD_DIR": str(folder / "board"),
+    }
     with log.open("wb") as out:
         process = subprocess.Popen(
             [sys.executable, str(ROOT / "app.py")],
