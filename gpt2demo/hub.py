@@ -9,18 +9,20 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
 
+from gpt2demo.board import Board
 from gpt2demo.config import InputError, RunConfig, Settings
 from gpt2demo.data import load_tokens
 from gpt2demo.device import DeviceInfo, probe_device, resolve_device
 from gpt2demo.fit import Capacity, capacity_for
 from gpt2demo.limit import LimitSearch
 from gpt2demo.malloc import share_main_arena
+from gpt2demo.race import Race
 from gpt2demo.records import RunRecord, RunSummary, StepMetrics, timing
 from gpt2demo.runner import MUST_RESTART, capacity_now, check_device, execute, free_bytes_now
 from gpt2demo.train import Progress
@@ -46,6 +48,7 @@ class Run:
     free_bytes: int | None = None  # of the device's memory, when the run started
     series: "Series | None" = None  # the run is one of several that belong together
     stop_reason: str | None = None
+    out_of_time: bool = False  # the server's limit of seconds stopped it
     stop: threading.Event = field(default_factory=threading.Event)
 
     @property
@@ -92,8 +95,8 @@ class Series(Protocol):
         """The next run; None when it is over."""
         ...
 
-    def ended(self, record: RunRecord) -> None:
-        """One of its runs is over."""
+    def ended(self, record: RunRecord, *, out_of_time: bool = False) -> None:
+        """One of its runs is over; `out_of_time`: the server's limit of seconds stopped it."""
         ...
 
 
@@ -107,8 +110,10 @@ class Hub:
         device: str = "auto",
         execute: Execute = execute,
         clock: Callable[[], float] = time.monotonic,
+        board: Board | None = None,
     ) -> None:
         self.settings = settings or Settings()
+        self.board = board or Board(None, limit=self.settings.max_board)
         self.device = resolve_device(device)
         self.device_info = probe_device(device)
         self.current: Run | None = None
@@ -121,7 +126,9 @@ class Hub:
         self._seen = clock()  # when anybody last looked
         self._closing = False
         self._broken: str | None = None  # why no run can start in this process any more
-        self.search: LimitSearch | None = None  # the last one, going on or ended
+        # the last ones, going on or ended
+        self.search: LimitSearch | None = None
+        self.race: Race | None = None
         share_main_arena()
 
     # --- what visitors ask for
@@ -133,13 +140,7 @@ class Hub:
             InputError: a limit of this server, a precision the device lacks, an unfit own text, or
                 a full line.
         """
-        limit = self.settings.max_steps
-        if config.steps > limit:
-            raise InputError(
-                "steps",
-                f"steps must be a whole number from 1 to {limit:,} on this page, "
-                f"not {config.steps:,}.",
-            )
+        self._check_steps(config)
         return self._submit(config, owner)
 
     def find_limit(self, config: RunConfig, axis: str, owner: str) -> Run:
@@ -159,6 +160,30 @@ class Hub:
         run = self._submit(first, owner, search)
         self.search = search
         return run
+
+    def compare(
+        self, config: RunConfig, precisions: Sequence[str], rounds: int, owner: str
+    ) -> Race:
+        """Race several precisions at otherwise equal settings, as runs that follow each other.
+
+        Raises:
+            InputError: as `submit`; or precisions or rounds are refused, or none of them is here.
+        """
+        config = replace(config, device=str(self.device))
+        self._check_steps(config)
+        self._check_series(owner)
+        race = Race(config, precisions, rounds)
+        for precision in race.precisions:
+            support = self.device_info.support[precision]
+            if support.status == "not available":
+                race.refused(precision, support.reason)
+        first = race.next_run()
+        if first is None:
+            raise InputError("precisions", "None of these precisions is available here.")
+        run = self._submit(first, owner, race)
+        race.config = replace(race.config, text=run.config.text)  # an own text is not kept
+        self.race = race
+        return race
 
     def run_smaller(self, run_id: str, axis: str, owner: str) -> Run:
         """After an out-of-memory: the same run with the B or T that should fit.
@@ -283,6 +308,15 @@ class Hub:
 
     # --- inside
 
+    def _check_steps(self, config: RunConfig) -> None:
+        limit = self.settings.max_steps
+        if config.steps > limit:
+            raise InputError(
+                "steps",
+                f"steps must be a whole number from 1 to {limit:,} on this page, "
+                f"not {config.steps:,}.",
+            )
+
     def _check_series(self, owner: str) -> None:
         if any(run.series for run in self.mine(owner)):
             raise InputError("line", "Runs of yours that belong together go on already.")
@@ -353,22 +387,26 @@ class Hub:
                 seconds=self._clock() - run.started,
             )
         finally:
-            run.tokens = None
+            tokens, run.tokens = run.tokens, None
+            try:
+                self.board.add(run.record(), run.owner)
+            except Exception:  # the room goes on
+                log.exception("a finished run was not kept")
             with self._lock:
                 if run.progress.poisoned:
                     self._broken = MUST_RESTART
                     self.waiting.clear()
                 self.finished.append(run)
                 self.current = None
-                self._go_on(run)
+                self._go_on(run, tokens)
                 self._start_next()
 
-    def _go_on(self, run: Run) -> None:
+    def _go_on(self, run: Run, tokens: torch.Tensor | None) -> None:
         """The next run of a series takes the head of the line."""
         series = run.series
         if series is None:
             return
-        series.ended(run.record())
+        series.ended(run.record(), out_of_time=run.out_of_time)
         config = series.next_run()
         if config and not self._closing and not self._broken:
             self.waiting.appendleft(
@@ -377,6 +415,7 @@ class Hub:
                     owner=run.owner,
                     config=config,
                     device=self.device_info,
+                    tokens=tokens,
                     series=series,
                 )
             )
@@ -385,6 +424,7 @@ class Hub:
         """Asked between two steps."""
         now = self._clock()
         if now - run.started > self.settings.max_seconds:
+            run.out_of_time = not run.stop.is_set()
             self._end(run, f"a run may take {self.settings.max_seconds:,} seconds on this page")
         if now - self._seen > self.settings.orphan_seconds:
             self._end(run, f"nobody watched for {self.settings.orphan_seconds} seconds")

@@ -52,7 +52,7 @@ class LimitSearch:
         """What goes on, for the status line."""
         return f"Finding the largest {self.axis}, try {self.tries} of at most {MAX_TRIES}"
 
-    def ended(self, record: RunRecord) -> None:
+    def ended(self, record: RunRecord, *, out_of_time: bool = False) -> None:
         """Note how a try ended: "finished", "out of memory", or anything that ends the search."""
         unit, state = record.config[self.axis] // self._unit, record.summary.state
         if state == "finished":

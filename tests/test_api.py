@@ -20,6 +20,10 @@ ENDPOINTS = {
         "model", "precision", "B", "T", "steps", "seed", "attention", "optimizer", "compile",
         "vocab_size", "lr", "text", "budget_gib",
     ],
+    "/compare": [
+        "precisions", "rounds", "model", "B", "T", "steps", "seed", "attention", "optimizer",
+        "compile", "vocab_size", "lr",
+    ],
     "/stop": ["stop_token"],
     "/status": [],
     "/device": [],
@@ -220,6 +224,43 @@ def test_memory_of_this_device_is_what_the_run_is_held_against(client):
 def test_memory_refuses_a_card_that_cannot_be(client, capacity):
     with pytest.raises(AppError, match=r"capacity_gib must be a number from 0\.25 to 1,024"):
         client.predict(api_name="/memory", capacity_gib=capacity)
+
+
+def test_a_race_streams_results_and_ends_with_verdicts(client):
+    alone = [row["loss"] for row in train(client, steps=4, precision="bf16")[1:-1]]
+    race = {"precisions": "fp32,tf32,bf16", "rounds": 2, "steps": 4}
+    first, *told = client.submit(api_name="/compare", **TINY, **race)
+    assert list(first) == ["stop_token"]
+    assert len(told) >= 2
+    last = told[-1]
+    assert last["message"].startswith("The race of 2 rounds is over. Fastest: ")
+    assert list(last["results"]) == list(last["expected"]) == list(last["verdicts"])
+    for precision, result in last["results"].items():
+        assert result["state"] == "finished", precision
+        assert result["steps_measured"] == 4  # two rounds, two steps each after warm-up
+        assert last["verdicts"][precision]["words"]
+    assert last["results"]["tf32"]["max_loss_difference"] == 0.0
+    fp32 = [row["loss"] for row in train(client, steps=4)[1:-1]]
+    widest = max(abs(a - b) for a, b in zip(alone, fp32, strict=True))
+    # a precision inside a race is the same run as alone
+    assert last["results"]["bf16"]["max_loss_difference"] == pytest.approx(widest, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ({"precisions": "fp32,fp99"}, "fp99"),
+        ({"precisions": ""}, "precisions may hold"),
+        ({"precisions": "fp32,fp32"}, "once only"),
+        ({"rounds": 0}, "rounds must be a whole number from 1 to 20"),
+        ({"steps": 2}, "steps must be at least 3"),
+        ({"B": 0}, "B must be a whole number"),
+    ],
+)
+def test_a_race_is_refused_in_words(client, server, setting, said):
+    with pytest.raises(AppError, match=said):
+        client.predict(api_name="/compare", **(TINY | {"steps": 4} | setting))
+    assert server.post("status")["state"] == "idle"
 
 
 def test_a_budget_ends_a_run_in_words(client):

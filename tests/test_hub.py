@@ -391,6 +391,36 @@ def test_the_tries_follow_each_other_before_the_line_moves(hub, stage):
     assert len(stage.started) == 3
 
 
+def test_a_race_runs_every_precision_and_keeps_an_own_text_for_it(hub, stage):
+    race = hub.compare(tiny(text="secret words " * 20), ["fp32", "bf16"], 1, "me")
+    with pytest.raises(InputError, match="go on already"):
+        hub.compare(tiny(), ["fp32"], 1, "me")
+    for _ in range(6):
+        stage.go.release()
+    until(lambda: race.message)
+    until(lambda: not hub.current)
+    assert [config.precision for config in stage.started] == ["fp32", "bf16"]
+    assert {config.text for config in stage.started} == {"own"}
+    assert race.config.text == "own"
+    assert all(run.tokens is None for run in hub.finished)
+    assert race is hub.race
+
+
+def test_a_race_that_is_stopped_or_refused(hub, stage):
+    race = hub.compare(tiny(), ["fp32", "bf16", "tf32"], 3, "me")
+    hub.stop("me")
+    stage.go.release()
+    until(lambda: race.message)
+    assert len(stage.started) == 1
+    assert race.message.startswith("The race ended: the fp32 run was stopped.")
+    for precisions, rounds in (([], 1), (["fp33"], 1), ("fp32", 1), (["fp32"], 0), (None, 1)):
+        with pytest.raises(InputError):
+            hub.compare(tiny(), precisions, rounds, "me")
+    with pytest.raises(InputError, match="steps must be a whole number from 1 to 500 on this page"):
+        hub.compare(tiny(steps=1001), ["fp32"], 1, "me")
+    assert hub.current is None
+
+
 def test_one_search_a_visitor(hub, stage):
     hub.find_limit(tiny(), "B", "me")
     with pytest.raises(InputError, match="go on already"):

@@ -23,18 +23,20 @@ FLOORS: dict[int, tuple[str, ...]] = {
         *("peaks", "host", "nvidia", "support", "device"),
     ),
     # what a run will take, and what can go wrong
-    2: ("flops", "memory", "fit", "oom", "tracker", "compiling"),
+    2: ("flops", "memory", "fit", "oom", "tracker", "compiling", "roofline", "probe"),
     # the loop
     3: ("train",),
     # runs
-    4: ("runner", "limit", "hub"),
+    4: ("runner", "limit", "race", "compare", "race_report", "board", "hub"),
     # figures and tables
-    5: ("charts", "map_figure", "table"),
+    5: ("charts", "map_figure", "table", "compare_figure"),
     # what people see
     6: (
-        *("ui", "ui.live", "ui.stream", "ui.device_card", "ui.downloads", "ui.api"),
-        *("ui.memory_bar", "ui.fit_map", "ui.memory_tab", "ui.page"),
-        *("cli.output", "cli.options", "cli.run", "cli.memory", "cli.device", "cli", "__main__"),
+        *("ui", "ui.live", "ui.stream", "ui.device_card", "ui.link", "ui.downloads", "ui.api"),
+        *("ui.controls", "ui.memory_bar", "ui.fit_map", "ui.memory_tab"),
+        *("ui.compare_tab", "ui.board_tab", "ui.page"),
+        *("cli.output", "cli.options", "cli.run", "cli.compare", "cli.memory", "cli.device", "cli"),
+        "__main__",
     ),
     7: ("app",),
 }
@@ -48,6 +50,7 @@ ONLY_FROM: dict[str, set[int | str]] = {
     "charts": {0},
     "map_figure": {0, "charts"},
     "table": {0},
+    "compare_figure": {0, "charts", "race", "compare"},
     "memory": {0, 1},
     "fit": {0, 1, "memory"},
     "flops": {0, 1},
@@ -73,6 +76,7 @@ PACKAGES: dict[str, set[str]] = {
             "oom",
             "tracker",
             "compiling",
+            "probe",
         ),
         *("train", "runner", "hub"),
     },
@@ -80,8 +84,8 @@ PACKAGES: dict[str, set[str]] = {
     "huggingface_hub": {"corpora"},
     "psutil": {"host"},
     "pynvml": {"nvidia"},  # optional
-    "pandas": {"table"} | PAGE,
-    "plotly": {"charts", "map_figure", "ui.live"},  # ui.live serves its script
+    "pandas": {"table", "compare_figure"} | PAGE,
+    "plotly": {"charts", "map_figure", "compare_figure", "ui.live"},  # ui.live serves its script
     "gradio": {"app"} | PAGE,
     "starlette": PAGE,
 }

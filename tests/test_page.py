@@ -441,3 +441,83 @@ def test_the_memory_tab_is_readable_on_a_phone_in_the_dark(visit):
         assert box["x"] + box["width"] <= 390, element
     colour = v.eval("getComputedStyle(document.querySelector('#memory .verdict')).color")
     assert max(map(int, re.findall(r"\d+", colour)[:3])) > 150  # light on dark
+
+
+# --- the race
+
+
+def test_a_race_is_drawn_and_explained(visit):
+    v = visit()
+    v.settings(5, B=1, T=16)
+    v.page.get_by_role("tab", name="Compare").click()
+    v.wait("document.querySelector('#expected')?.textContent.includes('expect 1.0x')")  # TF32
+    v.press("race")
+    v.wait("document.querySelector('#verdicts').textContent.includes('The race is over')", 60)
+    told = v.text("#verdicts")
+    assert re.search(r"Fastest: (fp32|tf32|bf16), \d+\.\d ms a step", told)
+    for precision in ("fp32", "tf32", "bf16"):
+        assert re.search(rf"^{precision}$", told, re.MULTILINE)
+    v.page.wait_for_selector("#speedups .js-plotly-plot")
+    v.wait("document.querySelector('#race-table').textContent.includes('finished')")
+    table = v.eval("document.querySelector('#race-table').textContent")
+    assert all(precision in table for precision in ("fp32", "tf32", "bf16"))
+    v.page.get_by_role("tab", name="Run", exact=True).click()
+    names = v.eval(f"{CURVES}.map((d) => d.name)")
+    for precision in ("fp32", "tf32", "bf16"):
+        assert f"{precision} B=1 T=16 tiny" in names
+
+
+# --- the board and links
+
+
+def test_a_run_is_on_the_board_and_its_link_fills_the_page(visit, server):
+    v = visit()
+    v.settings(4, B=3, T=24)
+    v.press("run")
+    v.wait(f"{STATE} === 'finished'")
+    v.page.get_by_role("tab", name="Board").click()
+    v.wait("document.querySelector('#board').textContent.includes('fp32 B=3 T=24 tiny')")
+    href = v.page.locator("#board a").first.get_attribute("href")
+    board = json.loads(v.page.request.get(f"{server.url}/gradio_api/gpt2demo-board.json").text())
+    newest = board["runs"][-1]
+    assert (newest["config"]["B"], len(newest["steps"])) == (3, 4)
+    other = visit()
+    other.page.goto(server.url + "/" + href[href.index("?") :])
+    other.wait("document.querySelector('#B input[type=number]')?.value === '3'")
+    other.wait("document.querySelector('#T input[type=number]').value === '24'")
+    ms = newest["summary"]["step_ms_median"]
+    other.wait(f"document.querySelector('#shared')?.textContent.includes('{ms:,.2f} ms a step')")
+    other.page.get_by_role("tab", name="Board").click()
+    other.page.get_by_label("Mine").check()
+    other.wait("document.querySelector('#board-note').textContent.trim().startsWith('0 of')")
+
+
+def test_an_export_of_another_machine_is_imported_and_nonsense_refused(visit, server, tmp_path):
+    v = visit()
+    v.settings(3)
+    v.press("run")
+    v.wait(f"{STATE} === 'finished'")
+    board = json.loads(v.page.request.get(f"{server.url}/gradio_api/gpt2demo-board.json").text())
+    run = board["runs"][-1]
+    run["device"] = {"type": "cuda", "name": "Tesla <b>T4</b>"}
+    export = tmp_path / "export.json"
+    export.write_text(json.dumps({"gpt2demo": 1, "runs": [run]}))
+    v.page.get_by_role("tab", name="Board").click()
+    chooser = v.page.locator("input[type=file][accept='.json']")
+    chooser.set_input_files(export)
+    v.wait("document.querySelector('#board-note').textContent.includes('1 run imported.')")
+    v.wait("document.querySelector('#board').textContent.includes('Tesla <b>T4</b>')")  # as text
+    assert v.eval("document.querySelectorAll('#board b').length") == 0
+    export = tmp_path / "nonsense.json"
+    export.write_text('{"runs": [1]}')
+    chooser.set_input_files(export)
+    v.wait("document.querySelector('#board-note').textContent.includes('Nothing was imported')")
+    v.page.get_by_role("tab", name="Run", exact=True).click()
+
+
+def test_a_link_that_asks_for_the_impossible_changes_nothing(visit):
+    v = visit()
+    v.open("/?model=tiny&B=-3")
+    v.wait("document.querySelector('#shared')?.textContent.includes('The link was not taken')")
+    assert "B must be a whole number" in v.text("#shared")
+    assert v.page.locator("#B input[type=number]").input_value() == "4"

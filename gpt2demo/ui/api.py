@@ -1,4 +1,4 @@
-"""The same without a browser: /train, /stop, /status, /device and /memory for scripts.
+"""The same without a browser: /train, /compare, /stop, /status, /device and /memory for scripts.
 
 The runs go through the same line as the page's, under the same limits.
 """
@@ -14,6 +14,7 @@ from gpt2demo.config import InputError, RunConfig, default_sizes
 from gpt2demo.device import memory_free_bytes, warnings_for
 from gpt2demo.fit import card, fit_map, report
 from gpt2demo.hub import Hub, Run
+from gpt2demo.race_report import race_report
 from gpt2demo.records import jsonable, timing
 from gpt2demo.ui.stream import waiting_line
 
@@ -176,8 +177,72 @@ def add_api(hub: Hub) -> None:
         told = report(config, capacity)
         return told | {"map": fit_map(config, capacity)} if map is True else told
 
+    async def compare(
+        request: gr.Request,
+        precisions: str = "fp32,tf32,bf16",
+        rounds: int = 1,
+        model: str = "gpt2",
+        B: int = sizes["B"],
+        T: int = sizes["T"],
+        steps: int = sizes["steps"],
+        seed: int = 1337,
+        attention: str = "manual",
+        optimizer: str = "default",
+        compile: bool = False,
+        vocab_size: int = 50257,
+        lr: float = 3e-4,
+    ) -> AsyncIterator[dict]:
+        """Race several precisions and stream what is known after every run; the last dict is whole.
+
+        The first dict is {"stop_token"}. Then {"config", "device", "rounds", "message", "results",
+        "expected", "verdicts"}: the last three by precision; "message" is empty until the race is
+        over.
+
+        Args:
+            precisions: ids of fp32, tf32, bf16, fp16, fp64 with commas between.
+            rounds: 1 to 20; every round runs every precision once, in turning order.
+            model: gpt2, gpt2-medium, gpt2-large, gpt2-xl or tiny.
+            B: sequences a step, 1 to 256.
+            T: tokens a sequence, 1 to 1024.
+            steps: training steps of every run, at least 3.
+            seed: seed of the weights, 0 to 2147483647.
+            attention: manual or sdpa.
+            optimizer: AdamW as default or fused.
+            compile: whether torch.compile is used.
+            vocab_size: 50257 or 50304.
+            lr: AdamW's learning rate, above 0 and up to 1.
+        """
+        owner = request.session_hash or ""
+        names = precisions.split(",") if isinstance(precisions, str) else precisions
+        try:
+            config = RunConfig(
+                model=model,
+                B=B,
+                T=T,
+                steps=steps,
+                seed=seed,
+                attention=attention,
+                optimizer=optimizer,
+                compile=compile,
+                vocab_size=vocab_size,
+                lr=lr,
+            )
+            race = await asyncio.to_thread(hub.compare, config, names, rounds, owner)
+        except InputError as exc:
+            raise gr.Error(str(exc), print_exception=False) from None
+        yield {"stop_token": owner}
+        told = 0
+        while not race.message and hub.mine(owner):
+            hub.seen()
+            if race.runs_done > told:
+                told = race.runs_done
+                yield race_report(hub.device_info, race)
+            await asyncio.sleep(_POLL_SEC)
+        yield race_report(hub.device_info, race)
+
     common: dict[str, Any] = {"concurrency_limit": None}
     gr.api(train, api_name="train", **common)
+    gr.api(compare, api_name="compare", **common)
     gr.api(stop, api_name="stop", queue=False)
     gr.api(status, api_name="status", queue=False)
     gr.api(device, api_name="device", **common)

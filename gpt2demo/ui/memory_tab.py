@@ -1,6 +1,5 @@
 """The Memory tab: forecast, fit map, smaller cards, the search for the limit, and what failed."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from typing import Any, Final
@@ -11,14 +10,10 @@ from gpt2demo.config import PRECISIONS, InputError, RunConfig
 from gpt2demo.fit import CARDS, basis, compare_words, fit_map, largest
 from gpt2demo.hub import Hub, Run
 from gpt2demo.table import forecast_errors
+from gpt2demo.ui.controls import MEMORY_FIELDS, settings_of
 from gpt2demo.ui.fit_map import fit_map_message, fit_map_view
 from gpt2demo.ui.memory_bar import forecast_bar, out_of_memory_panel
 
-# what the forecast depends on, in the order in which handlers get it
-MEMORY_FIELDS: Final = (
-    *("model", "precision", "B", "T", "steps", "attention", "optimizer", "compile"),
-    *("vocab_size", "budget_gib"),
-)
 _SAME: Final = {"tf32": "fp32", "fp16": "bf16"}  # byte for byte the same memory
 _INTRO: Final = (
     "<p>Before a run: what its peak will hold, from the settings alone. On a CPU a smaller card is "
@@ -190,9 +185,3 @@ def _mark(run: Run, config: RunConfig) -> dict[str, Any] | None:
         "passed": state != "out of memory",
         "label": f"{run.config.label}: {'out of memory' if state == 'out of memory' else 'ran'}",
     }
-
-
-def settings_of(names: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
-    """The controls' values by name, as RunConfig takes them: a budget of 0 is none."""
-    settings = dict(zip(names, values, strict=True))
-    return settings | {"budget_gib": settings["budget_gib"] or None}

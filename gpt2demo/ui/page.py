@@ -6,31 +6,27 @@ import functools
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
+from html import escape
 from pathlib import Path
 from typing import Any, Final
 
 import gradio as gr
 
-from gpt2demo.config import (
-    MAX_B,
-    MAX_SEED,
-    MODELS,
-    VOCAB_SIZES,
-    InputError,
-    RunConfig,
-    default_sizes,
-)
-from gpt2demo.corpora import read_upload
+from gpt2demo.config import InputError, RunConfig
 from gpt2demo.device import memory_free_bytes
 from gpt2demo.hub import Hub
 from gpt2demo.precision import PRECISION
 from gpt2demo.table import shown_table
 from gpt2demo.ui.api import add_api
+from gpt2demo.ui.board_tab import board_tab
+from gpt2demo.ui.compare_tab import compare_tab, race_inputs
+from gpt2demo.ui.controls import FIELDS, MEMORY_FIELDS, config_of, controls
 from gpt2demo.ui.device_card import device_card, precision_note
 from gpt2demo.ui.downloads import LINKS, LINKS_SCRIPT, download_routes
+from gpt2demo.ui.link import LINKED, result_in, settings_in
 from gpt2demo.ui.live import live_view, plotly_route
-from gpt2demo.ui.memory_tab import MEMORY_FIELDS, failure_panel, memory_tab, settings_of
+from gpt2demo.ui.memory_tab import failure_panel, memory_tab
 from gpt2demo.ui.stream import Feed
 
 log = logging.getLogger(__name__)
@@ -38,24 +34,10 @@ log = logging.getLogger(__name__)
 _ASSETS: Final = Path(__file__).parents[2] / "assets"
 _UPDATE_SEC: Final = 0.25
 _BEAT_SEC: Final = 3.0  # an idle stream says so, or a closed tab would never be noticed
-_MODEL_NAMES: Final = {
-    "gpt2": "GPT-2 124M",
-    "gpt2-medium": "GPT-2 medium, 355M",
-    "gpt2-large": "GPT-2 large, 774M",
-    "gpt2-xl": "GPT-2 xl, 1.6B",
-    "tiny": "tiny 3.4M",
-}
-_TEXTS: Final = [
-    ("Built-in: the Python reference", "builtin"),
-    ("Tiny Shakespeare", "shakespeare"),
-    ("Your own", "own"),
-]
 _TITLE: Final = (
     '<header class="title"><h1>gpt2demo</h1>'
     "<p>Train GPT-2 here, live: what does a precision buy on this machine, and why?</p></header>"
 )
-# the settings of a run, in the order in which handlers get them; the last two are its own text
-FIELDS: Final = (*MEMORY_FIELDS, "lr", "seed", "text", "pasted", "upload")
 _PRIVATE: Final[dict[str, Any]] = {
     "api_visibility": "private",
     "show_progress": "hidden",
@@ -111,26 +93,27 @@ class Page:
     def run(self, token: object, *values: Any) -> None:
         """Put a run with these settings (in the order of FIELDS) into the line."""
         with refusals():
-            self.hub.submit(self._config(values), self.owner(token))
+            self.hub.submit(config_of(values, self.hub.settings.max_text_mib), self.owner(token))
 
     def find_limit(self, axis: str, token: object, *values: Any) -> None:
         """Put a search for the largest B or T into the line."""
         with refusals():
-            self.hub.find_limit(self._config(values), axis, self.owner(token))
+            self.hub.find_limit(
+                config_of(values, self.hub.settings.max_text_mib), axis, self.owner(token)
+            )
+
+    def compare(self, token: object, *values: Any) -> None:
+        """Put a race of several precisions into the line."""
+        with refusals():
+            precisions, rounds, settings = race_inputs(values)
+            config = config_of(settings, self.hub.settings.max_text_mib)
+            self.hub.compare(config, precisions, rounds, self.owner(token))
 
     def run_smaller(self, axis: str, token: object, run_id: object) -> None:
         """Run what should fit in place of the run that ran out of memory."""
         with refusals():
             name = run_id if isinstance(run_id, str) else ""
             self.hub.run_smaller(name, axis, self.owner(token))
-
-    def _config(self, values: Sequence[Any]) -> RunConfig:
-        settings = settings_of(FIELDS, values)
-        pasted, upload = settings.pop("pasted"), settings.pop("upload")
-        if settings["text"] == "own":
-            limit = self.hub.settings.max_text_mib * 2**20
-            settings["text"] = read_upload(upload, limit) if upload else pasted or ""
-        return RunConfig(**settings)
 
     def stop(self, token: object) -> None:
         """Stop the visitor's own run."""
@@ -143,6 +126,17 @@ class Page:
         with refusals():
             chosen = RunConfig(B=event.B, T=event.T)
             return chosen.B, chosen.T
+
+    def fill(self, request: gr.Request) -> list[Any]:
+        """The controls as the page's link sets them, and the result that it carries."""
+        query = dict(request.query_params)
+        try:
+            found, said = settings_in(query), result_in(query)
+        except InputError as exc:
+            found, said = {}, f"The link was not taken: {exc}"
+        shown = f'<p class="said">{escape(said)}</p>'
+        updates = [gr.update(value=found[n]) if n in found else gr.update() for n in LINKED]
+        return [*updates, gr.update(value=shown, visible=bool(said))]
 
     def note(self, precision: Any) -> str:
         """What the chosen precision is, and how it fares here."""
@@ -170,90 +164,14 @@ def refusals() -> Iterator[None]:
 def build_demo(hub: Hub) -> gr.Blocks:
     """The page over `hub`; launch it with `launch_options`."""
     page = Page(hub)
-    info, settings = hub.device_info, hub.settings
-    sizes = default_sizes(info.type)
-    plain = RunConfig()
     with gr.Blocks(title="gpt2demo", analytics_enabled=False, fill_width=True) as demo:
         token = gr.BrowserState("", storage_key="gpt2demo-owner", secret="gpt2demo")
         gr.HTML(_TITLE, elem_id="title", apply_default_css=False)
         with gr.Row(elem_id="page"):
             with gr.Column(scale=0, min_width=392, elem_id="controls"):
-                card = gr.HTML(page.device_html(), elem_id="device", apply_default_css=False)
-                with gr.Row(elem_classes="tight"):
-                    model = gr.Dropdown(
-                        [(_MODEL_NAMES[name], name) for name in MODELS],
-                        value=plain.model,
-                        label="Model",
-                        elem_id="model",
-                        min_width=150,
-                    )
-                    precision = gr.Dropdown(
-                        [
-                            (_choice(info.support[p].status, PRECISION[p].name), p)
-                            for p in PRECISION
-                        ],
-                        value=plain.precision,
-                        label="Precision",
-                        elem_id="precision",
-                        min_width=150,
-                    )
-                note = gr.HTML(page.note(plain.precision), elem_id="note", apply_default_css=False)
-                B = gr.Slider(
-                    1, MAX_B, sizes["B"], step=1, label="B: sequences a step", elem_id="B"
-                )
-                T = gr.Slider(
-                    8, 1024, sizes["T"], step=8, label="T: tokens a sequence", elem_id="T"
-                )
-                steps = gr.Slider(
-                    1, settings.max_steps, sizes["steps"], step=1, label="Steps", elem_id="steps"
-                )
-                memory_bar = gr.HTML(elem_id="memory", apply_default_css=False)
-                with gr.Row(elem_classes="tight"):
-                    run = gr.Button("Run", variant="primary", elem_id="run", min_width=120)
-                    stop = gr.Button(
-                        "Stop", variant="stop", elem_id="stop", interactive=False, min_width=120
-                    )
-                with gr.Accordion("More", open=False, elem_id="more"):
-                    attention = gr.Radio(
-                        [("manual, as the lesson", "manual"), ("SDPA, one kernel", "sdpa")],
-                        value=plain.attention,
-                        label="Attention",
-                        elem_id="attention",
-                    )
-                    optimizer = gr.Radio(
-                        [("default", "default"), ("fused", "fused")],
-                        value=plain.optimizer,
-                        label="AdamW",
-                        elem_id="optimizer",
-                    )
-                    vocab_size = gr.Radio(
-                        [(f"{size:,}", size) for size in VOCAB_SIZES],
-                        value=plain.vocab_size,
-                        label="Vocabulary",
-                        elem_id="vocab_size",
-                    )
-                    compile_ = gr.Checkbox(False, label="torch.compile", elem_id="compile")
-                    lr = gr.Number(plain.lr, label="Learning rate", elem_id="lr")
-                    seed = gr.Number(
-                        plain.seed,
-                        label="Seed",
-                        precision=0,
-                        minimum=0,
-                        maximum=MAX_SEED,
-                        elem_id="seed",
-                    )
-                    text = gr.Radio(_TEXTS, value=plain.text, label="Text", elem_id="text")
-                    with gr.Group(visible=False) as own:
-                        pasted = gr.Textbox(
-                            label="Paste a text", lines=4, max_lines=8, elem_id="pasted"
-                        )
-                        upload = gr.File(
-                            label=f"or upload one (up to {settings.max_text_mib} MiB)",
-                            type="filepath",
-                            height=110,
-                            elem_id="upload",
-                        )
+                column = controls(hub, page.device_html(), page.note(RunConfig().precision))
             with gr.Column(scale=1, min_width=320, elem_id="results"):
+                shared = gr.HTML(visible=False, elem_id="shared", apply_default_css=False)
                 failure = failure_panel(hub)
                 with gr.Tabs(elem_id="tabs"):
                     with gr.Tab("Run"):
@@ -279,19 +197,26 @@ def build_demo(hub: Hub) -> gr.Blocks:
                         )
                     with gr.Tab("Memory", elem_id="memory-tab"):
                         memory = memory_tab(hub)
-        of_memory = [
-            model, precision, B, T, steps, attention, optimizer, compile_, vocab_size,
-            memory.budget_gib,
-        ]  # fmt: skip
-        settings_of_run = [*of_memory, lr, seed, text, pasted, upload]
-        forecast = [memory_bar, memory.details, memory.fit_map]
+                    with gr.Tab("Compare", elem_id="compare-tab"):
+                        compare = compare_tab(hub)
+                    with gr.Tab("Board", elem_id="board-tab") as board_opened:
+                        board = board_tab(hub)
+        of_memory = column.named(MEMORY_FIELDS, budget_gib=memory.budget_gib)
+        settings_of_run = column.named(FIELDS, budget_gib=memory.budget_gib)
+        forecast = [column.memory_bar, memory.details, memory.fit_map]
         watched = {"fn": page.watch, "inputs": token, "outputs": live}
         # names of their own, or they would take /stop and its like from the API
         demo.load(page.owner, token, token, api_name="page_owner", **_PRIVATE).then(
             **watched, api_name="page_load", **_PRIVATE
         )
         starts = [
-            (run.click, page.run, "run", settings_of_run),
+            (column.run.click, page.run, "run", settings_of_run),
+            (
+                compare.race.click,
+                page.compare,
+                "compare",
+                [compare.precisions, compare.rounds, *settings_of_run],
+            ),
             *(
                 (
                     button.click,
@@ -316,7 +241,13 @@ def build_demo(hub: Hub) -> gr.Blocks:
                 **watched, api_name=f"page_watch_{name}", **_PRIVATE
             )
         at_once: dict[str, Any] = {"queue": False, **_PRIVATE}
-        live.tick(page.around, token, [stop, table, card], api_name="page_around", **at_once)
+        live.tick(
+            page.around,
+            token,
+            [column.stop, table, column.device],
+            api_name="page_around",
+            **at_once,
+        )
         live.tick(
             failure.state,
             None,
@@ -340,14 +271,51 @@ def build_demo(hub: Hub) -> gr.Blocks:
             trigger_mode="always_last",
             **at_once,
         )
+        live.tick(
+            compare.results,
+            None,
+            [compare.figure, compare.table, compare.verdicts],
+            api_name="page_race",
+            **at_once,
+        )
+        gr.on(
+            [demo.load, *(component.change for component in of_memory)],
+            compare.expectations,
+            of_memory,
+            compare.expected,
+            api_name="page_expect",
+            trigger_mode="always_last",
+            **at_once,
+        )
+        gr.on(
+            [board_opened.select, board.whose.change, live.tick],
+            board.show,
+            [token, board.whose],
+            [board.table, board.note],
+            api_name="page_board",
+            **at_once,
+        )
+        board.upload.upload(
+            board.take,
+            [token, board.whose, board.upload],
+            [board.table, board.note],
+            api_name="page_import",
+            **at_once,
+        )
+        linked = column.named(LINKED, budget_gib=memory.budget_gib)
+        demo.load(page.fill, None, [*linked, shared], api_name="page_fill", **at_once)
         memory.card.input(float, memory.card, memory.budget_gib, api_name="page_card", **at_once)
-        memory.fit_map.select(page.pick, None, [B, T], api_name="page_pick", **at_once)
-        stop.click(page.stop, token, None, api_name="page_stop", **at_once)
-        precision.change(page.note, precision, note, api_name="page_note", **at_once)
-        text.change(
+        memory.fit_map.select(
+            page.pick, None, [column.B, column.T], api_name="page_pick", **at_once
+        )
+        column.stop.click(page.stop, token, None, api_name="page_stop", **at_once)
+        column.precision.change(
+            page.note, column.precision, column.note, api_name="page_note", **at_once
+        )
+        column.text.change(
             lambda chosen: gr.update(visible=chosen == "own"),
-            text,
-            own,
+            column.text,
+            column.own,
             api_name="page_text",
             **at_once,
         )
@@ -377,8 +345,3 @@ def launch_options(hub: Hub) -> dict[str, Any]:
         "enable_monitoring": False,
         "ssr_mode": False,
     }
-
-
-def _choice(status: str, name: str) -> str:
-    """A precision in the dropdown; says so where this device has nothing special for it."""
-    return name if status == "native" else f"{name} ({status} here)"

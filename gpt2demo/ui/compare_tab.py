@@ -1,0 +1,131 @@
+"""The Compare tab: several precisions as one race, what to expect, what came out, and why."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any, Final
+
+import gradio as gr
+
+from gpt2demo.compare import Expectation, Verdict, expect, explain
+from gpt2demo.compare_figure import race_table, speedup_figure
+from gpt2demo.config import PRECISIONS, InputError, RunConfig
+from gpt2demo.hub import Hub
+from gpt2demo.precision import PRECISION
+from gpt2demo.race import MAX_ROUNDS
+from gpt2demo.ui.controls import FIELDS, MEMORY_FIELDS, settings_of
+
+_INTRO: Final = (
+    "<p>The same model, B, T, seed and batches in several precisions, one run after the other; the "
+    "curves of the Run tab lie over each other. With rounds every precision runs once a round, in "
+    "turning order, so that a machine that drifts favours none.</p>"
+)
+_WAITING: Final = "Race them: times, speed-ups and the reasons appear here."
+
+
+@dataclass(kw_only=True)
+class CompareTab:
+    """The tab's components and its handlers."""
+
+    hub: Hub
+    precisions: gr.CheckboxGroup
+    rounds: gr.Slider
+    race: gr.Button
+    expected: gr.HTML
+    figure: gr.Plot
+    table: gr.Dataframe
+    verdicts: gr.HTML
+
+    def expectations(self, *values: Any) -> str:
+        """What each precision should do at the controls' settings, `values` as MEMORY_FIELDS."""
+        try:
+            config = RunConfig(**settings_of(MEMORY_FIELDS, values))
+        except InputError as exc:  # a field is empty while it is typed
+            return _list({"": str(exc)})
+        told = expect(self.hub.device_info, config)
+        return _list({precision: told[precision].words for precision in PRECISIONS})
+
+    def results(self) -> tuple[Any, Any, str]:
+        """Figure, table and verdicts of the last race."""
+        race = self.hub.race
+        if race is None or not race.runs_done:
+            return gr.update(visible=False), gr.update(visible=False), _said(_WAITING)
+        results = race.results()
+        device = self.hub.device_info
+        expected = expect(device, race.config)
+        told = explain(device, race.config, results)
+        return (
+            gr.update(visible=True, value=speedup_figure(results, expected)),
+            gr.update(visible=True, value=race_table(results)),
+            _said(race.message or race.doing + ".") + _verdicts(told, expected),
+        )
+
+
+def compare_tab(hub: Hub) -> CompareTab:
+    """Build the tab's components in the Blocks that is open."""
+    support = hub.device_info.support
+    here = [p for p in PRECISIONS if support[p].status != "not available"]
+    missing = {p: support[p].reason for p in PRECISIONS if p not in here}
+    gr.HTML(_INTRO, elem_classes="tab-intro", apply_default_css=False)
+    precisions = gr.CheckboxGroup(
+        [(f"{PRECISION[p].name}{_note(support[p].status)}", p) for p in here],
+        # what takes minutes a step, and what nobody trains in, is chosen on purpose only
+        value=[p for p in here if p != "fp64" and not support[p].slow],
+        label="Precisions",
+        elem_id="precisions",
+    )
+    if missing:
+        gr.HTML(
+            _list({p: f"not available here. {reason}" for p, reason in missing.items()}),
+            apply_default_css=False,
+        )
+    with gr.Row():
+        rounds = gr.Slider(1, MAX_ROUNDS, 1, step=1, label="Rounds", elem_id="rounds")
+        race = gr.Button("Race them", variant="primary", elem_id="race")
+    expected = gr.HTML(elem_id="expected", apply_default_css=False)
+    verdicts = gr.HTML(_said(_WAITING), elem_id="verdicts", apply_default_css=False)
+    figure = gr.Plot(visible=False, elem_id="speedups", show_label=False)
+    table = gr.Dataframe(
+        visible=False, interactive=False, elem_id="race-table", pinned_columns=1, buttons=[]
+    )
+    return CompareTab(
+        hub=hub,
+        precisions=precisions,
+        rounds=rounds,
+        race=race,
+        expected=expected,
+        figure=figure,
+        table=table,
+        verdicts=verdicts,
+    )
+
+
+def _note(status: str) -> str:
+    return "" if status == "native" else f" ({status} here)"
+
+
+def _said(text: str) -> str:
+    return f'<p class="said" aria-live="polite">{escape(text)}</p>'
+
+
+def _list(words: Mapping[str, str]) -> str:
+    rows = "".join(
+        f"<dt>{escape(precision)}</dt><dd>{escape(text)}</dd>" for precision, text in words.items()
+    )
+    return f'<dl class="words">{rows}</dl>'
+
+
+def _verdicts(told: Mapping[str, Verdict], expected: Mapping[str, Expectation]) -> str:
+    rows = "".join(
+        f"<dt>{escape(precision)}</dt><dd><b>{escape(verdict.cause)}</b> {escape(verdict.words)}"
+        f'<span class="expected">Expected: {escape(expected[precision].words)}</span></dd>'
+        for precision, verdict in told.items()
+    )
+    return f'<dl class="words">{rows}</dl>'
+
+
+def race_inputs(values: Sequence[Any]) -> tuple[Any, Any, Sequence[Any]]:
+    """Precisions, rounds, and the settings in the order of FIELDS."""
+    precisions, rounds, *settings = values
+    assert len(settings) == len(FIELDS)
+    return precisions, rounds, settings
