@@ -20,13 +20,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpt2demo import board as board_module
-from gpt2demo.board import (
-    FILE_NAME,
-    MAX_IMPORT_CHARS,
-    MAX_IMPORT_STEPS,
-    Board,
-    default_folder,
-)
+from gpt2demo import board_import
+from gpt2demo.board import FILE_NAME, Board, default_folder
+from gpt2demo.board_import import MAX_IMPORT_CHARS, MAX_IMPORT_STEPS
 from gpt2demo.config import InputError, RunConfig
 from gpt2demo.records import OutOfMemory, RunMemory, RunRecord, RunSummary, StepMetrics, timing
 
@@ -461,9 +457,9 @@ def test_a_device_has_these_fields() -> None:
     from gpt2demo.device import DeviceInfo
 
     fields = {field.name: field.type for field in dataclasses.fields(DeviceInfo)}
-    assert fields.keys() == DEVICE.keys() == board_module._DEVICE_FIELDS | {"support"}
+    assert fields.keys() == DEVICE.keys() == board_import.DEVICE_FIELDS | {"support"}
     for name, kind in fields.items():
-        assert (kind in (int, int | None)) == (name in board_module._DEVICE_NUMBERS)
+        assert (kind in (int, int | None)) == (name in board_import._DEVICE_NUMBERS)
 
 
 # --- what can go wrong with the file ---

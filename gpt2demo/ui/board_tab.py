@@ -9,7 +9,8 @@ from typing import Final
 import gradio as gr
 import pandas as pd
 
-from gpt2demo.board import MAX_IMPORT_CHARS, BoardRun
+from gpt2demo.board import BoardRun
+from gpt2demo.board_import import MAX_IMPORT_CHARS
 from gpt2demo.config import InputError
 from gpt2demo.corpora import read_upload
 from gpt2demo.hub import Hub
@@ -53,7 +54,8 @@ class BoardTab:
             text = read_upload(upload, MAX_IMPORT_CHARS)
             owner = token if isinstance(token, str) else ""
             count = self.hub.board.import_json(text, owner)
-            said = f"{count} {'run' if count == 1 else 'runs'} imported."
+            said = "The file's run is" if count == 1 else f"The file's {count} runs are"
+            said += " on the board."
         except InputError as exc:
             said = str(exc)
         finally:
