@@ -22,6 +22,7 @@ from gpt2demo.device import DeviceInfo, probe_device, resolve_device
 from gpt2demo.fit import Capacity, capacity_for
 from gpt2demo.limit import LimitSearch
 from gpt2demo.malloc import share_main_arena
+from gpt2demo.probe import ProbeResult, probe_rates
 from gpt2demo.race import Race
 from gpt2demo.records import RunRecord, RunSummary, StepMetrics, timing
 from gpt2demo.runner import MUST_RESTART, capacity_now, check_device, execute, free_bytes_now
@@ -129,6 +130,8 @@ class Hub:
         # the last ones, going on or ended
         self.search: LimitSearch | None = None
         self.race: Race | None = None
+        self.probed: ProbeResult | None = None
+        self._probing = False
         share_main_arena()
 
     # --- what visitors ask for
@@ -184,6 +187,29 @@ class Hub:
         race.config = replace(race.config, text=run.config.text)  # an own text is not kept
         self.race = race
         return race
+
+    def probe(self, tokens: int) -> ProbeResult:
+        """Measure the device for a step of `tokens` tokens; takes about 8 seconds, in the caller's
+        thread. Runs that are asked for meanwhile wait for its end.
+
+        Raises:
+            InputError: a run goes on, or another probe.
+        """
+        with self._lock:
+            if self.current or self.waiting or self._probing:
+                raise InputError("line", "Something runs here now; probe when it has ended.")
+            self._probing = True
+        try:
+            self.probed = probe_rates(self.device_info, tokens, should_stop=lambda: self._closing)
+        finally:
+            with self._lock:
+                self._probing = False
+                self._start_next()
+        return self.probed
+
+    def rates(self) -> dict[str, float] | None:
+        """The last probe's rates as `compare.expect` takes them; None = nothing was probed."""
+        return self.probed.mapping() if self.probed else None
 
     def run_smaller(self, run_id: str, axis: str, owner: str) -> Run:
         """After an out-of-memory: the same run with the B or T that should fit.
@@ -351,7 +377,7 @@ class Hub:
 
     def _start_next(self) -> None:
         with self._lock:
-            if self.current or not self.waiting or self._closing:
+            if self.current or not self.waiting or self._closing or self._probing:
                 return
             run = self.current = self.waiting.popleft()
             run.started = self._clock()

@@ -24,6 +24,7 @@ ENDPOINTS = {
         "precisions", "rounds", "model", "B", "T", "steps", "seed", "attention", "optimizer",
         "compile", "vocab_size", "lr",
     ],
+    "/probe": ["B", "T"],
     "/stop": ["stop_token"],
     "/status": [],
     "/device": [],
@@ -244,6 +245,22 @@ def test_a_race_streams_results_and_ends_with_verdicts(client):
     widest = max(abs(a - b) for a, b in zip(alone, fp32, strict=True))
     # a precision inside a race is the same run as alone
     assert last["results"]["bf16"]["max_loss_difference"] == pytest.approx(widest, abs=1e-12)
+
+
+def test_a_probe_measures_and_is_refused_while_something_runs(client, server):
+    found = client.predict(api_name="/probe", B=1, T=32)
+    assert list(found) == ["config", "probe", "forecasts"]
+    assert found["probe"]["tokens"] == 32
+    assert found["probe"]["bandwidth_bytes_per_sec"] > 1e8
+    assert found["forecasts"]["fp32"]["ms_per_step"] > 0
+    job = client.submit(api_name="/train", **TINY, steps=3000)
+    rows = iter(job)
+    token = next(rows)["stop_token"]
+    next(rows)
+    with pytest.raises(AppError, match="Something runs here now"):
+        client.predict(api_name="/probe", B=1, T=32)
+    server.post("stop", token)
+    job.result(timeout=30)
 
 
 @pytest.mark.parametrize(

@@ -421,6 +421,42 @@ def test_a_race_that_is_stopped_or_refused(hub, stage):
     assert hub.current is None
 
 
+def test_a_probe_waits_for_nobody_and_runs_wait_for_it(hub, stage, monkeypatch):
+    probing, go_on = threading.Event(), threading.Event()
+
+    def slow(info, tokens, should_stop):
+        probing.set()
+        assert go_on.wait(WAIT)
+        return tokens
+
+    monkeypatch.setattr("gpt2demo.hub.probe_rates", slow)
+    assert hub.rates() is None
+    thread = threading.Thread(target=hub.probe, args=(128,))
+    thread.start()
+    assert probing.wait(WAIT)
+    run = hub.submit(tiny(), "me")
+    assert (run.state, hub.place(run)) == ("waiting", 1)
+    with pytest.raises(InputError, match="Something runs here now"):
+        hub.probe(64)
+    go_on.set()
+    thread.join(WAIT)
+    assert hub.probed == 128
+    until(lambda: stage.started)
+    with pytest.raises(InputError, match="Something runs here now"):
+        hub.probe(64)
+
+
+def test_a_probe_that_fails_lets_the_runs_go_on(hub, stage, monkeypatch):
+    def broken(*_, **__):
+        raise RuntimeError("no")
+
+    monkeypatch.setattr("gpt2demo.hub.probe_rates", broken)
+    with pytest.raises(RuntimeError):
+        hub.probe(64)
+    hub.submit(tiny(), "me")
+    until(lambda: stage.started)
+
+
 def test_one_search_a_visitor(hub, stage):
     hub.find_limit(tiny(), "B", "me")
     with pytest.raises(InputError, match="go on already"):

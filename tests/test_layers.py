@@ -27,15 +27,24 @@ FLOORS: dict[int, tuple[str, ...]] = {
     # the loop
     3: ("train",),
     # runs
-    4: ("runner", "limit", "race", "compare", "race_report", "board", "hub"),
+    4: ("runner", "limit", "race", "compare", "race_report", "board_import", "board", "hub"),
     # figures and tables
     5: ("charts", "map_figure", "table", "compare_figure"),
     # what people see
     6: (
         *("ui", "ui.live", "ui.stream", "ui.device_card", "ui.link", "ui.downloads", "ui.api"),
-        *("ui.controls", "ui.memory_bar", "ui.fit_map", "ui.memory_tab"),
+        *("ui.controls", "ui.memory_bar", "ui.fit_map", "ui.memory_tab", "ui.probe_words"),
         *("ui.compare_tab", "ui.board_tab", "ui.page"),
-        *("cli.output", "cli.options", "cli.run", "cli.compare", "cli.memory", "cli.device", "cli"),
+        *(
+            "cli.output",
+            "cli.options",
+            "cli.run",
+            "cli.compare",
+            "cli.memory",
+            "cli.probe",
+            "cli.device",
+            "cli",
+        ),
         "__main__",
     ),
     7: ("app",),
@@ -59,7 +68,8 @@ ONLY_FROM: dict[str, set[int | str]] = {
     "app": {0, 4, 6},
     **dict.fromkeys(
         PAGE,
-        {0, 4, 5, "device", "precision", "memory", "fit", "flops", "peaks"} | (PAGE - {"ui.page"}),
+        {0, 4, 5, "device", "precision", "memory", "fit", "flops", "peaks", "probe", "roofline"}
+        | (PAGE - {"ui.page"}),
     ),
 }
 

@@ -467,6 +467,18 @@ def test_a_race_is_drawn_and_explained(visit):
         assert f"{precision} B=1 T=16 tiny" in names
 
 
+def test_a_probe_fills_the_expectations(visit):
+    v = visit()
+    v.settings(4)
+    v.page.get_by_role("tab", name="Compare").click()
+    v.wait("document.querySelector('#expected')?.textContent.includes('no forecast')")
+    v.press("probe")
+    v.page.wait_for_selector("#probed table", timeout=60_000)
+    v.wait("document.querySelector('#expected').textContent.includes('measured matmul ratio')")
+    assert "GB/s" in v.text("#probed")
+    assert v.page.locator("#probed tbody tr").count() == 5
+
+
 # --- the board and links
 
 
@@ -505,7 +517,7 @@ def test_an_export_of_another_machine_is_imported_and_nonsense_refused(visit, se
     v.page.get_by_role("tab", name="Board").click()
     chooser = v.page.locator("input[type=file][accept='.json']")
     chooser.set_input_files(export)
-    v.wait("document.querySelector('#board-note').textContent.includes('1 run imported.')")
+    v.wait("document.querySelector('#board-note').textContent.includes('run is on the board')")
     v.wait("document.querySelector('#board').textContent.includes('Tesla <b>T4</b>')")  # as text
     assert v.eval("document.querySelectorAll('#board b').length") == 0
     export = tmp_path / "nonsense.json"

@@ -1,4 +1,4 @@
-"""The same without a browser: /train, /compare, /stop, /status, /device and /memory for scripts.
+"""The same without a browser: endpoints for scripts.
 
 The runs go through the same line as the page's, under the same limits.
 """
@@ -16,6 +16,7 @@ from gpt2demo.fit import card, fit_map, report
 from gpt2demo.hub import Hub, Run
 from gpt2demo.race_report import race_report
 from gpt2demo.records import jsonable, timing
+from gpt2demo.roofline import step_forecast
 from gpt2demo.ui.stream import waiting_line
 
 _POLL_SEC: Final = 0.1
@@ -240,9 +241,39 @@ def add_api(hub: Hub) -> None:
             await asyncio.sleep(_POLL_SEC)
         yield race_report(hub.device_info, race)
 
+    async def probe(B: int = sizes["B"], T: int = sizes["T"]) -> dict:
+        """Measure this device for a step of B*T tokens; takes about 8 seconds.
+
+        {"config", "probe", "forecasts"}: matmul FLOP/s by precision, shape and form, the
+        bandwidth, the launch overhead, and by precision the step of GPT-2 124M that follows.
+        Refused while a run goes on.
+
+        Args:
+            B: sequences a step, 1 to 256.
+            T: tokens a sequence, 1 to 1024.
+        """
+        try:
+            config = RunConfig(B=B, T=T, device=str(hub.device))
+            found = await asyncio.to_thread(hub.probe, config.tokens_per_step)
+        except InputError as exc:
+            raise gr.Error(str(exc), print_exception=False) from None
+        return {
+            "config": config.to_dict(),
+            "probe": jsonable(found.to_dict()),
+            "forecasts": jsonable(
+                {
+                    precision: step_forecast(
+                        replace(config, precision=precision), found.rates
+                    ).to_dict()
+                    for precision in found.training_flops_per_sec
+                }
+            ),
+        }
+
     common: dict[str, Any] = {"concurrency_limit": None}
     gr.api(train, api_name="train", **common)
     gr.api(compare, api_name="compare", **common)
+    gr.api(probe, api_name="probe", **common)
     gr.api(stop, api_name="stop", queue=False)
     gr.api(status, api_name="status", queue=False)
     gr.api(device, api_name="device", **common)

@@ -1,7 +1,7 @@
 """The Compare tab: several precisions as one race, what to expect, what came out, and why."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from typing import Any, Final
 
@@ -13,12 +13,18 @@ from gpt2demo.config import PRECISIONS, InputError, RunConfig
 from gpt2demo.hub import Hub
 from gpt2demo.precision import PRECISION
 from gpt2demo.race import MAX_ROUNDS
+from gpt2demo.roofline import step_forecast
 from gpt2demo.ui.controls import FIELDS, MEMORY_FIELDS, settings_of
+from gpt2demo.ui.probe_words import probe_words
 
 _INTRO: Final = (
     "<p>The same model, B, T, seed and batches in several precisions, one run after the other; the "
     "curves of the Run tab lie over each other. With rounds every precision runs once a round, in "
     "turning order, so that a machine that drifts favours none.</p>"
+)
+_NOT_PROBED: Final = (
+    "Probe: the matmul rates, the memory's bandwidth and the launch overhead, measured; the "
+    "expectations below then use them."
 )
 _WAITING: Final = "Race them: times, speed-ups and the reasons appear here."
 
@@ -35,6 +41,42 @@ class CompareTab:
     figure: gr.Plot
     table: gr.Dataframe
     verdicts: gr.HTML
+    probe: gr.Button
+    probed: gr.HTML
+
+    def run_probe(self, *values: Any) -> tuple[str, str]:
+        """Measure the device; what was found, and the expectations that follow from it."""
+        try:
+            config = RunConfig(**settings_of(MEMORY_FIELDS, values))
+            self.hub.probe(config.tokens_per_step)
+        except InputError as exc:
+            return _said(str(exc)), self.expectations(*values)
+        return self.found(*values), self.expectations(*values)
+
+    def found(self, *values: Any) -> str:
+        """The last probe at the controls' settings: rates, and the step that follows from them."""
+        found = self.hub.probed
+        if found is None:
+            return _said(_NOT_PROBED)
+        try:
+            config = RunConfig(**settings_of(MEMORY_FIELDS, values))
+        except InputError as exc:
+            return _said(str(exc))
+        told = {p: step_forecast(replace(config, precision=p), found.rates) for p in PRECISIONS}
+        return probe_words(found, told, self._measured(config))
+
+    def _measured(self, config: RunConfig) -> dict[str, float]:
+        """Median ms/step of this server's newest run of these settings, by precision."""
+        found = {}
+        for run in list(self.hub.finished):
+            alike = replace(
+                config, precision=run.config.precision, steps=run.config.steps,
+                seed=run.config.seed, device=run.config.device, lr=run.config.lr,
+                text=run.config.text,
+            )  # fmt: skip
+            if alike == run.config and run.summary and run.summary.step_ms_median:
+                found[run.config.precision] = run.summary.step_ms_median
+        return found
 
     def expectations(self, *values: Any) -> str:
         """What each precision should do at the controls' settings, `values` as MEMORY_FIELDS."""
@@ -42,7 +84,7 @@ class CompareTab:
             config = RunConfig(**settings_of(MEMORY_FIELDS, values))
         except InputError as exc:  # a field is empty while it is typed
             return _list({"": str(exc)})
-        told = expect(self.hub.device_info, config)
+        told = expect(self.hub.device_info, config, self.hub.rates())
         return _list({precision: told[precision].words for precision in PRECISIONS})
 
     def results(self) -> tuple[Any, Any, str]:
@@ -52,8 +94,9 @@ class CompareTab:
             return gr.update(visible=False), gr.update(visible=False), _said(_WAITING)
         results = race.results()
         device = self.hub.device_info
-        expected = expect(device, race.config)
-        told = explain(device, race.config, results)
+        rates = self.hub.rates()
+        expected = expect(device, race.config, rates)
+        told = explain(device, race.config, results, rates)
         return (
             gr.update(visible=True, value=speedup_figure(results, expected)),
             gr.update(visible=True, value=race_table(results)),
@@ -82,6 +125,8 @@ def compare_tab(hub: Hub) -> CompareTab:
     with gr.Row():
         rounds = gr.Slider(1, MAX_ROUNDS, 1, step=1, label="Rounds", elem_id="rounds")
         race = gr.Button("Race them", variant="primary", elem_id="race")
+    probe = gr.Button("Probe this device (about 8 s)", elem_id="probe")
+    probed = gr.HTML(_said(_NOT_PROBED), elem_id="probed", apply_default_css=False)
     expected = gr.HTML(elem_id="expected", apply_default_css=False)
     verdicts = gr.HTML(_said(_WAITING), elem_id="verdicts", apply_default_css=False)
     figure = gr.Plot(visible=False, elem_id="speedups", show_label=False)
@@ -97,6 +142,8 @@ def compare_tab(hub: Hub) -> CompareTab:
         figure=figure,
         table=table,
         verdicts=verdicts,
+        probe=probe,
+        probed=probed,
     )
 
 

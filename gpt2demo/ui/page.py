@@ -287,6 +287,22 @@ def build_demo(hub: Hub) -> gr.Blocks:
             trigger_mode="always_last",
             **at_once,
         )
+        compare.probe.click(
+            compare.run_probe,
+            of_memory,
+            [compare.probed, compare.expected],
+            api_name="page_probe",
+            **(_PRIVATE | {"show_progress": "minimal"}),
+        )
+        gr.on(
+            [live.tick, *(component.change for component in of_memory)],
+            compare.found,
+            of_memory,
+            compare.probed,
+            api_name="page_probed",
+            trigger_mode="always_last",
+            **at_once,
+        )
         gr.on(
             [board_opened.select, board.whose.change, live.tick],
             board.show,
