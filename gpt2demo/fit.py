@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
-from gpt2demo.config import MAX_B, MODELS, RunConfig, check_gib
+from gpt2demo.config import MAX_B, MODELS, InputError, RunConfig, check_gib
 from gpt2demo.memory import CONTEXT_BYTES, MemoryForecast, forecast
 
 _GIB: Final = 2**30
@@ -168,8 +168,10 @@ def card(capacity_gib: float) -> Capacity:
     Raises:
         InputError: `capacity_gib` is no number from 0.25 to 1,024.
     """
-    total = int((check_gib("capacity_gib", capacity_gib) or 0) * _GIB)
-    return Capacity(total_bytes=total, device_type="cuda", with_context=True)
+    gib = check_gib("capacity_gib", capacity_gib)
+    if gib is None:
+        raise InputError("capacity_gib", "capacity_gib must be a number (GiB), not None.")
+    return Capacity(total_bytes=int(gib * _GIB), device_type="cuda", with_context=True)
 
 
 def largest(
@@ -252,12 +254,17 @@ def compare_words(config: RunConfig, device_type: str) -> str:
     if abs(saved) < 0.005:
         what = f"saves nothing here: the peak is the {told.phase}, all float32"
     elif saved > 0:
-        what = f"saves {saved * 100:.0f} % here, not half"
+        what = f"saves {saved * 100:.0f} % here" + ("" if config.compile else ", not half")
     else:
         what = f"takes {-saved * 100:.0f} % more here: it keeps copies beside the float32 originals"
+    # compiled, the loss's tensors are 16-bit too: of the tiny model they are nearly all
+    stay = (
+        "halve everything: weights, gradients and AdamW's moments"
+        if config.compile
+        else "halve memory: weights, gradients, AdamW's moments and the loss"
+    )
     return (
-        f"bf16 does not halve memory: weights, gradients, AdamW's moments and the loss stay "
-        f"float32. It {what} ({figures}; fp16 is as bf16, TF32 as fp32)."
+        f"bf16 does not {stay} stay float32. It {what} ({figures}; fp16 is as bf16, TF32 as fp32)."
     )
 
 
@@ -294,7 +301,7 @@ def report(config: RunConfig, capacity: Capacity) -> dict[str, Any]:
 
 def fit_map(config: RunConfig, capacity: Capacity) -> dict[str, Any]:
     """The forecast over the whole grid: `B`, `T`, `peak_bytes[i][j]` and `verdict[i][j]`, where i
-    counts the B and j the T; and the frontier, the largest B that fits at every T (0 = none).
+    counts the B and j the T.
     """
     lengths = [T for T in MAP_T if T <= MODELS[config.model].block_size]
     rows = [[capacity.forecast(config, (B, T)) for T in lengths] for B in MAP_B]

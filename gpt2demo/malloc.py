@@ -43,6 +43,12 @@ def share_main_arena() -> None:
         libc.mallopt(_M_ARENA_MAX, 1)
 
 
+def give_back() -> None:
+    """Give freed blocks back to the kernel, those too that were freed after the scope below."""
+    if libc := _glibc():
+        libc.malloc_trim(0)
+
+
 @contextlib.contextmanager
 def keep_large_blocks() -> Iterator[None]:
     """Keep freed blocks in the process inside the scope; give them back to the kernel after it."""
@@ -57,4 +63,4 @@ def keep_large_blocks() -> Iterator[None]:
     finally:
         libc.mallopt(_M_MMAP_THRESHOLD, _ORDINARY_MMAP)
         libc.mallopt(_M_TRIM_THRESHOLD, _ORDINARY_TRIM)
-        libc.malloc_trim(0)
+        give_back()

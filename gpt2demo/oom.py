@@ -16,12 +16,14 @@ _TEXTS: Final = (
 )
 # After one of these every later call of the process fails too.
 _POISON: Final = (
-    "device-side assert",
+    "device-side assert triggered",  # its first words stand in the hint of every CUDA error
     "illegal memory access",
     "illegal instruction was encountered",
     "misaligned address",
     "unspecified launch failure",
+    "the launch timed out and was terminated",  # a display's watchdog ended the kernel
     "invalid program counter",
+    "operation not supported on global/shared address space",
     "hardware stack error",
     "uncorrectable ecc error",
 )

@@ -18,6 +18,7 @@ from gpt2demo.data import load_tokens
 from gpt2demo.device import DeviceInfo, memory_free_bytes, resolve_device
 from gpt2demo.fit import FITS, Capacity, advice, capacity_for, smaller_that_fits
 from gpt2demo.flops import flops_per_token, mfu
+from gpt2demo.malloc import give_back
 from gpt2demo.memory import CONTEXT_BYTES, MemoryForecast
 from gpt2demo.oom import WillNotFit, is_out_of_memory, is_poison, spill_note
 from gpt2demo.peaks import peak_flops
@@ -117,17 +118,20 @@ def execute(
     # Only here, outside the except block, is the exception gone and with it the traceback that
     # pins the model's tensors.
     accelerator.free_memory(device)
+    give_back()
+    # where the compiler failed, the run was an ordinary one
+    ran = replace(config, compile=progress.compiled) if progress.phase == "training" else config
     out_of_memory = None
     if failure and failure.state == "out of memory":
-        failure = replace(failure, message=f"{failure.message} {advice(config, capacity)}")
-        out_of_memory = _out_of_memory(config, capacity, progress, len(steps), failure)
+        failure = replace(failure, message=f"{failure.message} {advice(ran, capacity)}")
+        out_of_memory = _out_of_memory(ran, capacity, progress, len(steps), failure)
     reserved = accelerator.reserved_peak_bytes(device)
     measured_ms = [step.step_ms for step in steps if not step.is_warmup]
     if note := spill_note(reserved, info.memory_total_bytes, measured_ms):
         progress.notes.append(note)
     return replace(
         _summary(config, info, progress, steps, time.perf_counter() - started, reason, failure),
-        memory=_memory(config, capacity, steps, reserved, out_of_memory),
+        memory=_memory(ran, capacity, capacity.verdict(told), steps, reserved, out_of_memory),
         out_of_memory=out_of_memory,
     )
 
@@ -241,6 +245,7 @@ def _out_of_memory(
 def _memory(
     config: RunConfig,
     capacity: Capacity,
+    verdict: str,
     steps: list[StepMetrics],
     reserved: int | None,
     out_of_memory: OutOfMemory | None,
@@ -254,7 +259,7 @@ def _memory(
     by = "max_memory_allocated" if gpu else "tensors followed through the first two steps"
     return RunMemory(
         forecast_bytes=capacity.forecast(done).parts.allocated,
-        verdict=capacity.verdict(capacity.forecast(config)),
+        verdict=verdict,
         capacity_bytes=capacity.total_bytes,
         measured_bytes=measured,
         reserved_bytes=reserved if steps else None,

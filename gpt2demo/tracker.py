@@ -90,12 +90,13 @@ class MemoryMeter:
     def __init__(self, config: RunConfig, device: torch.device, budget_bytes: int | None) -> None:
         self._device = device
         self._vocab_size = config.vocab_size
-        self._tracker: MemoryTracker | None = None
-        if device.type == "cpu" and not config.compile:
-            self._tracker = MemoryTracker(budget_bytes)
+        self._tracker = MemoryTracker(budget_bytes) if device.type == "cpu" else None
+        self._over = False  # the steps that are followed
 
-    def start(self, model: torch.nn.Module, tokens: torch.Tensor) -> None:
+    def start(self, model: torch.nn.Module, tokens: torch.Tensor, *, compiled: bool) -> None:
         """Count from here on: the weights are there, and batches are views of `tokens`."""
+        if compiled:
+            self._tracker = None
         if self._tracker:
             self._tracker.register(tokens, counted=False)
             self._tracker.register(*model.parameters(), *model.buffers())
@@ -110,6 +111,7 @@ class MemoryMeter:
             yield
         if step == WARMUP_STEPS - 1:
             self._tracker.forget()
+            self._over = True
 
     def peak_bytes(self) -> int | None:
         """The most bytes of tensors at once so far; None = not measured."""
@@ -122,11 +124,12 @@ class MemoryMeter:
     ) -> dict[str, int]:
         """What lives now, in bytes: weights, gradients, AdamW's moments, and the rest.
 
-        A CPU's rest is told apart: logits, and everything else ("activations"). Empty = unknown.
+        A CPU's rest is told apart: logits, and everything else ("activations"). Empty = unknown,
+        as on a CPU after the steps that are followed.
         """
         live = accelerator.allocated_bytes(self._device)
         if self._tracker:
-            live = self._tracker.live_bytes
+            live = None if self._over else self._tracker.live_bytes
         if live is None or model is None:
             return {}
         parameters = list(model.parameters())

@@ -33,6 +33,7 @@ class Progress:
     )  # part -> what lived when memory ran out
     notes: list[str] = field(default_factory=list)  # sentences for the visitor
     parameters: int | None = None
+    compiled: bool = False  # torch.compile was asked for, and it worked
     compile_seconds: float | None = None
 
 
@@ -83,8 +84,9 @@ def train(
                 progress.phase = "compiling"
                 model, progress.compile_seconds, note = compile_model(model, config, device)
                 progress.notes += [note] if note else []
+                progress.compiled = note is None
+            meter.start(model, tokens, compiled=progress.compiled)
             progress.phase = "training"
-            meter.start(model, tokens)
 
             for step in range(config.steps):
                 if should_stop():

@@ -2,11 +2,13 @@
 
 `MemoryTracker` sees every operation that torch runs and follows each storage from its birth to its
 death. On fake tensors it measures the step of a model of any size without its memory.
+`profiled_peak` asks torch's profiler instead, which also sees inside operations and compiled code.
 """
 
 import contextlib
 import functools
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from unittest import mock
 
@@ -30,9 +32,11 @@ class MemoryTracker(TorchDispatchMode):
         super().__init__()
         self.live_bytes = 0
         self.peak_bytes = 0
+        self.largest_bytes = 0  # of one storage
         self.peak_op = ""  # the operation that made the peak
         self.part = ""  # what the caller is doing now
         self.peak_part = ""
+        self.part_peaks: dict[str, int] = {}  # part -> the most bytes while it was done
         self.ops: set[str] = set()
         self._storages: dict[int, weakref.ref | None] = {}
 
@@ -45,10 +49,12 @@ class MemoryTracker(TorchDispatchMode):
                 continue
             size = storage.nbytes() if counted else 0
             self.live_bytes += size
+            self.largest_bytes = max(self.largest_bytes, size)
             # the key is free again when the storage dies, and so is the callback
             self._storages[key] = weakref.ref(
                 storage, lambda _, key=key, size=size: self._died(key, size)
             )
+        self.part_peaks[self.part] = max(self.part_peaks.get(self.part, 0), self.live_bytes)
         if self.live_bytes > self.peak_bytes:
             self.peak_bytes = self.live_bytes
             self.peak_part = self.part
@@ -68,14 +74,28 @@ class MemoryTracker(TorchDispatchMode):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
-    """What the tracker saw in the steps of one setting."""
+class Peak:
+    """The most bytes until the end of one step, and where they were."""
 
     peak_bytes: int
     part: str  # forward, backward or optimizer
     op: str
+    part_peaks: dict[str, int]  # of this step alone
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What the tracker saw in the two steps of one setting."""
+
+    after: tuple[Peak, Peak]  # step 1, step 2
+    largest_bytes: int  # of one tensor
     ops: frozenset[str]
     weight_tensors: int
+
+    @property
+    def peak_bytes(self) -> int:
+        """The peak of both steps."""
+        return self.after[1].peak_bytes
 
 
 @functools.cache
@@ -88,9 +108,8 @@ def measure(
     T: int,
     optimizer: str,
     device_type: str = "cpu",
-    steps: int = 2,
 ) -> Measured:
-    """Run the lesson's step on fake tensors and measure it.
+    """Run the lesson's step twice on fake tensors and measure it.
 
     `device_type` "cuda" keeps the fake tensors on the CPU and applies CUDA's rules: the default
     AdamW is the foreach one, autocast's softmax runs in float32, and SDPA of float64 has no kernel.
@@ -116,7 +135,9 @@ def measure(
         tracker = MemoryTracker()
         tracker.register(*model.parameters(), *model.buffers(), x, y)
         stack.enter_context(tracker)
-        for _ in range(steps):
+        after = []
+        for _ in range(2):
+            tracker.part_peaks = {}
             adamw.zero_grad()
             tracker.part = "forward"
             with torch.autocast(
@@ -128,10 +149,17 @@ def measure(
             loss.backward()
             tracker.part = "optimizer"
             adamw.step()
+            after.append(
+                Peak(
+                    peak_bytes=tracker.peak_bytes,
+                    part=tracker.peak_part,
+                    op=tracker.peak_op,
+                    part_peaks=tracker.part_peaks,
+                )
+            )
     return Measured(
-        peak_bytes=tracker.peak_bytes,
-        part=tracker.peak_part,
-        op=tracker.peak_op,
+        after=tuple(after),
+        largest_bytes=tracker.largest_bytes,
         ops=frozenset(tracker.ops),
         weight_tensors=len(list(model.parameters())),
     )
@@ -142,3 +170,18 @@ _softmax = F.softmax
 
 def _softmax_in_float32(x: torch.Tensor, dim: int) -> torch.Tensor:
     return _softmax(x, dim=dim, dtype=torch.float32)
+
+
+def profiled_peak(run: Callable[[], object]) -> int:
+    """The most bytes that torch's allocator gave out at once during `run`, by its profiler."""
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True, acc_events=True
+    ) as profile:
+        run()
+    live = peak = 0
+    events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
+    assert len(events) > 500
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        live += event.nbytes()
+        peak = max(peak, live)
+    return peak

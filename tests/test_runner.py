@@ -15,7 +15,7 @@ from gpt2demo import train as train_module
 from gpt2demo.compiling import ensure_cache_folder
 from gpt2demo.config import GPTConfig, InputError, RunConfig
 from gpt2demo.data import load_tokens
-from gpt2demo.device import probe_device
+from gpt2demo.device import DeviceInfo, probe_device
 from gpt2demo.model import GPT
 from gpt2demo.train import Progress
 
@@ -26,9 +26,9 @@ def tiny(**settings) -> RunConfig:
     return RunConfig(model="tiny", device="cpu", **({"B": 2, "T": 8, "steps": 5} | settings))
 
 
-def execute(config: RunConfig, **given):
+def execute(config: RunConfig, info: DeviceInfo = INFO, **given):
     steps = []
-    summary = runner.execute(config, INFO, on_step=steps.append, **given)
+    summary = runner.execute(config, info, on_step=steps.append, **given)
     return summary, steps
 
 
@@ -112,17 +112,32 @@ def test_out_of_memory_names_the_settings_and_gives_the_memory_back(monkeypatch,
     alive = fail_in(monkeypatch, where, kind(text))
     summary, steps = execute(tiny())
     assert summary.state == "out of memory"
-    for part in ("B=2", "T=8", "fp32", "Lower"):
+    for part in ("B=2", "T=8", "fp32", "Lower", f"in step 0 ({where})"):
         assert part in summary.message
     assert steps == []
+    assert (summary.out_of_memory.step, summary.out_of_memory.moment) == (0, where)
+    assert summary.memory.measured_bytes is summary.memory.measured_by is None  # no peak was seen
     gc.collect()
     assert not [ref for ref in alive if ref() is not None]
 
 
-def test_what_was_asked_for_is_named(monkeypatch):
-    kind, text = OUT_OF_MEMORY[0]
-    fail_in(monkeypatch, "backward", kind(text))
-    assert "3.07 GiB" in execute(tiny())[0].message
+@pytest.mark.parametrize(
+    ("text", "said", "asked"),
+    [
+        (OUT_OF_MEMORY[0][1], "asking for 3.07 GiB more", round(3.07 * 2**30)),
+        (OUT_OF_MEMORY[3][1], "asking for 3.07 GiB more", 3296067584),
+        ("HIP out of memory. Tried to allocate 20.00 MiB", "asking for 20.00 MiB more", 20971520),
+        ("XPU out of memory. Tried to allocate 512.00 KiB.", "asking for 0.50 MiB more", 524288),
+        ("Tried to allocate 7 parsecs: out of memory", "(B=2, T=8, fp32, tiny).", None),
+        ("CUDA error: out of memory", "(B=2, T=8, fp32, tiny).", None),
+    ],
+)
+def test_what_was_asked_for_is_named(monkeypatch, text, said, asked):
+    fail_in(monkeypatch, "backward", RuntimeError(text))
+    summary, _ = execute(tiny())
+    assert summary.state == "out of memory"
+    assert said in summary.message
+    assert summary.out_of_memory.asked_bytes == asked
 
 
 def test_out_of_memory_in_a_later_step_keeps_the_curve(monkeypatch):
@@ -130,7 +145,7 @@ def test_out_of_memory_in_a_later_step_keeps_the_curve(monkeypatch):
     summary, steps = execute(tiny())
     assert summary.state == "out of memory"
     assert "in step 3" in summary.message
-    assert len(steps) == summary.steps_done == 3
+    assert len(steps) == summary.steps_done == summary.out_of_memory.step == 3
 
 
 def test_a_shape_error_is_an_error_and_not_memory(monkeypatch, caplog):
@@ -142,6 +157,7 @@ def test_a_shape_error_is_an_error_and_not_memory(monkeypatch, caplog):
     with caplog.at_level(logging.ERROR):
         summary, _ = execute(tiny())
     assert summary.state == "error"
+    assert summary.out_of_memory is None
     assert "RuntimeError" in summary.message
     assert "memory" not in summary.message
     assert "mat1 and mat2" in caplog.text  # the log has the details, the page has not
@@ -158,6 +174,12 @@ def test_a_setting_that_the_machine_cannot_hold_never_starts(monkeypatch):
     assert "8.0 GiB are free" in summary.message
     assert "Lower B" in summary.message
     assert "error" not in summary.message.lower()
+    failure = summary.out_of_memory
+    assert (failure.step, failure.moment) == (None, "before the start")
+    assert (failure.asked_bytes, failure.parts) == (None, {})
+    assert f"Lower B to {failure.smaller_B}, or T to {failure.smaller_T}:" in summary.message
+    assert summary.memory.verdict == "will not fit"
+    assert summary.memory.reserved_bytes is None
 
 
 def test_a_model_too_large_at_any_size_says_so(monkeypatch):
@@ -165,6 +187,7 @@ def test_a_model_too_large_at_any_size_says_so(monkeypatch):
     summary, _ = execute(RunConfig(model="gpt2-xl", B=1, T=1, device="cpu"))
     assert summary.state == "out of memory"
     assert summary.message.endswith("Take a smaller model.")
+    assert (summary.out_of_memory.smaller_B, summary.out_of_memory.smaller_T) == (0, 0)
 
 
 @pytest.mark.parametrize("factor", [float("nan"), float("inf")])
@@ -231,6 +254,75 @@ def test_check_device_refuses_what_is_not_available():
         runner.check_device(tiny(precision="fp64"), info)
 
 
+def test_a_budget_is_only_for_devices_that_can_be_made_smaller():
+    config = tiny(budget_gib=8)
+    for kind in ("cpu", "cuda"):
+        runner.check_device(config, replace(INFO, type=kind))
+    for kind in ("mps", "xpu"):
+        runner.check_device(tiny(), replace(INFO, type=kind))
+        with pytest.raises(InputError, match=f"budget_gib.*{kind}") as caught:
+            runner.check_device(config, replace(INFO, type=kind))
+        assert caught.value.field == "budget_gib"
+
+
+@pytest.mark.parametrize("where", ["forward", "backward", "optimizer"])
+def test_a_gpu_that_works_no_more_is_told_with_what_helps(monkeypatch, caplog, where):
+    text = "CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be ..."
+    alive = fail_in(monkeypatch, where, torch.AcceleratorError(text), step=1)
+    progress = Progress()
+    with caplog.at_level(logging.CRITICAL):
+        summary, steps = execute(tiny(), progress=progress)
+    assert summary.state == "error"
+    assert summary.message == (
+        f"The GPU failed in step 1 ({where}). "
+        "The app must restart: until then no run can use the GPU."
+    )
+    assert progress.poisoned
+    assert summary.out_of_memory is None
+    assert len(steps) == 1
+    gc.collect()
+    assert not [ref for ref in alive if ref() is not None]
+
+
+def test_an_ordinary_error_leaves_the_gpu_in_use(monkeypatch, caplog):
+    hint = "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions."  # of every error
+    text = f"CUDA error: no kernel image is available for execution on the device\n{hint}"
+    fail_in(monkeypatch, "forward", torch.AcceleratorError(text))
+    progress = Progress()
+    with caplog.at_level(logging.CRITICAL):
+        summary, _ = execute(tiny(), progress=progress)
+    assert summary.state == "error"
+    assert "the next run starts afresh" in summary.message
+    assert not progress.poisoned
+
+
+def test_host_memory_that_the_driver_lends_is_noted(monkeypatch):
+    total = 8 * 2**30
+    monkeypatch.setattr(
+        runner.accelerator, "reserved_peak_bytes", lambda device: total + total // 4
+    )
+    summary, _ = execute(tiny(), replace(INFO, memory_total_bytes=total))
+    assert summary.state == "finished"
+    assert len(summary.notes) == 1
+    assert "10.0 GiB on a device of 8.0 GiB" in summary.notes[0]
+    assert summary.memory.reserved_bytes == total + total // 4
+
+
+def test_a_run_that_was_stopped_early_is_held_against_the_forecast_of_its_steps():
+    reasons = iter([None, "its owner pressed Stop"])
+    one, _ = execute(tiny(B=4, T=64, steps=50), stop_reason=lambda: next(reasons))
+    assert (one.state, one.steps_done) == ("stopped", 1)
+    reasons = iter(["its owner pressed Stop"])
+    none, _ = execute(tiny(B=4, T=64, steps=50), stop_reason=lambda: next(reasons))
+    both, _ = execute(tiny(B=4, T=64, steps=2))
+    assert one.memory.error == pytest.approx(0, abs=0.005)
+    assert both.memory.error == pytest.approx(0, abs=0.005)
+    assert one.memory.measured_bytes < both.memory.measured_bytes  # no moments beside the logits
+    assert none.memory.forecast_bytes == both.memory.forecast_bytes
+    assert none.memory.measured_bytes is none.memory.error is None
+    assert none.out_of_memory is None
+
+
 # ------------------------------------------------------------------ torch.compile
 
 
@@ -289,7 +381,9 @@ def one_layer(patch) -> None:
 
 # torch's compiler itself uses what it deprecates
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_compiled_losses_equal_eager_ones_and_the_seconds_are_no_step(monkeypatch):
+def test_compiled_losses_equal_eager_ones_and_the_seconds_are_no_step(monkeypatch, tmp_path):
+    # a cache of its own, or an earlier run's code is there
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     one_layer(monkeypatch)
     phases = []
 
