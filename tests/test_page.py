@@ -489,7 +489,8 @@ def test_a_run_is_on_the_board_and_its_link_fills_the_page(visit, server):
     v.wait(f"{STATE} === 'finished'")
     v.page.get_by_role("tab", name="Board").click()
     v.wait("document.querySelector('#board').textContent.includes('fp32 B=3 T=24 tiny')")
-    href = v.page.locator("#board a").first.get_attribute("href")
+    v.wait("document.querySelector('#board a[href*=\"B=3&T=24\"]')")
+    href = v.page.locator('#board a[href*="B=3&T=24"]').first.get_attribute("href")
     board = json.loads(v.page.request.get(f"{server.url}/gradio_api/gpt2demo-board.json").text())
     newest = board["runs"][-1]
     assert (newest["config"]["B"], len(newest["steps"])) == (3, 4)
