@@ -22,6 +22,8 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 def main() -> int:
     """Run the command line in `sys.argv` with SIGINT and SIGTERM minded; its exit status."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, also while importing
+    # Before torch is loaded: threads that wait give their core to other programs.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
         from gpt2demo import cli
 

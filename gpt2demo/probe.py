@@ -33,7 +33,8 @@ _COPY_BYTES: Final = (2**18, 2**21, 2**23, 2**25, 2**28)
 _BRIEFLY: Final = 0.02  # the share of the time that each of them, and the launches, may take
 _LAUNCHES: Final = 500  # in a row, without a synchronize between
 _SAMPLE_SECONDS: Final = 0.002  # a clock and a synchronize must not show
-_REPEATS: Final = 7
+_REPEATS: Final = 11
+_MANY: Final = 100  # of what is so short that a program beside it could spoil eleven in a row
 _CALLS: Final = 3  # of a measurement, at least: one to warm up, two measured
 _COLD: Final = 12  # weights in turn, one a layer: none is in a cache when its turn comes
 _COLD_BYTES: Final = 2**28
@@ -224,13 +225,13 @@ class _Probe:
                 x.mul_(1.0)
 
         many(0)
-        self.launch_seconds = self._median(many, _BRIEFLY * self.seconds) / _LAUNCHES
+        self.launch_seconds = self._median(many, _BRIEFLY * self.seconds, _MANY) / _LAUNCHES
 
     def _copy(self, size: int) -> None:
         self._must_fit(2 * size)
         source = torch.ones(size // 4, device=self.device)
         target = source.clone()
-        seconds = self._median(lambda _: target.copy_(source), _BRIEFLY * self.seconds)
+        seconds = self._median(lambda _: target.copy_(source), _BRIEFLY * self.seconds, _MANY)
         self.copies.append((size, 2 * size / seconds))
 
     def _shape(self, precision: Precision, shape: str, share: float) -> None:
@@ -346,8 +347,8 @@ class _Probe:
         tile = tile.to(dtype=dtype, device=self.device)
         return tile.repeat(math.ceil(rows / len(tile)), 1)[:rows]
 
-    def _median(self, call: Call, share: float) -> float:
-        """Median seconds a call, over as many samples as `share` seconds hold, one at least.
+    def _median(self, call: Call, share: float, most: int = _REPEATS) -> float:
+        """Median seconds a call, over as many samples as `share` seconds hold, `most` at most.
 
         The caller has made a first call, which is warm-up.
         """
@@ -355,7 +356,7 @@ class _Probe:
         taken = self._timed(call, 1)
         calls = max(min(math.ceil(_SAMPLE_SECONDS / max(taken, 1e-9)), 100), 1)
         samples = [self._timed(call, calls) if calls > 1 else taken]
-        while len(samples) < _REPEATS and time.perf_counter() + samples[-1] * calls < deadline:
+        while len(samples) < most and time.perf_counter() + samples[-1] * calls < deadline:
             samples.append(self._timed(call, calls))
         return statistics.median(samples)
 

@@ -9,12 +9,14 @@ from dataclasses import asdict, replace
 
 import pytest
 import torch
+from memory_tracker import MemoryTracker as IndependentTracker
 from memory_tracker import measure, profiled_peak
 
 from gpt2demo import accelerator, runner, tracker
 from gpt2demo import train as train_module
 from gpt2demo.config import MODELS, GPTConfig, RunConfig
 from gpt2demo.device import probe_device
+from gpt2demo.memory import forecast
 from gpt2demo.model import GPT
 from gpt2demo.records import RunSummary, StepMetrics
 from gpt2demo.tracker import MemoryMeter, MemoryTracker
@@ -124,24 +126,54 @@ def test_a_tracker_that_forgets_holds_nothing_and_keeps_its_peak():
     assert one.peak_bytes == 4000
 
 
+@pytest.fixture
+def one_thread():
+    """Other processes that want the same cores then cost a large run less."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize(
     "settings",
     [
-        {"B": 4, "T": 64},
+        {"B": 4, "T": 64, "steps": 4},
         {"B": 4, "T": 64, "precision": "bf16", "attention": "sdpa"},
-        {"B": 2, "T": 64, "optimizer": "fused", "steps": 1},
+        {"B": 2, "T": 64, "precision": "fp64", "attention": "sdpa", "steps": 1},
+        {"model": "gpt2", "B": 1, "T": 32, "steps": 1},
+        {"model": "gpt2", "B": 1, "T": 32, "precision": "bf16", "attention": "sdpa"}
+        | {"optimizer": "fused"},
     ],
     ids=str,
 )
-def test_a_runs_peak_is_the_profilers(settings):
-    config = tiny(**({"steps": 4} | settings))
-    steps = []
-    peak = profiled_peak(lambda: steps.extend(train(config, TOKENS, CPU)))
-    assert steps[-1].peak_memory_bytes == pytest.approx(peak, rel=0.002)
+def test_a_run_measures_itself_as_torchs_profiler_does(settings):
+    config = RunConfig(**({"model": "tiny", "device": "cpu", "steps": 2} | settings))
+    independent = IndependentTracker()
+    independent.register(TOKENS, counted=False)
+    ran = []
+
+    def run() -> None:
+        with independent:
+            ran.append(execute(config))
+
+    peak = profiled_peak(run)
+    summary, steps = ran[0]
+    assert summary.state == "finished"
+    # operations' own scratch, which no other operation sees, is the difference
+    assert independent.peak_bytes == pytest.approx(peak, rel=0.002)
+    assert summary.memory.measured_bytes == pytest.approx(peak, rel=0.002)
+    assert summary.memory.forecast_bytes == pytest.approx(peak, rel=0.005)
+    assert summary.memory.forecast_bytes == forecast(config, "cpu").live_bytes
+    assert abs(summary.memory.error) < 0.005
+    assert summary.peak_memory_bytes == summary.memory.measured_bytes
+    assert "first two steps" in summary.memory.measured_by
     # the peak so far, and from the second step on the peak of all
     peaks = [step.peak_memory_bytes for step in steps]
     assert peaks == sorted(peaks)
     assert len(set(peaks[1:])) <= 1
+    assert peaks[-1] == summary.peak_memory_bytes
 
 
 # ------------------------------------------------------------------ which steps are followed
