@@ -1,21 +1,14 @@
 // The fit map: peak memory over B and T as a heat map, with frontiers, runs and the setting of now.
 //
 // gradio runs this text once as the body of a function of (element, trigger, props, server, watch);
-// ui/fit_map.py puts `const setup = {...}` in front of it: figure, palette, codes, texts. The value
-// is one JSON message (ui/fit_map.py describes it). Nothing that came from the server is ever read
-// as HTML: it goes into text nodes, and escaped into plotly's labels.
+// ui/live.py puts `const setup = {...}` (figure, palette, codes, texts) and plot.js in front of it.
+// The value is one JSON message (ui/fit_map.py describes it). Nothing that came from the server is
+// ever read as HTML: it goes into text nodes, and escaped into plotly's labels.
 
 const MARK_SIZE = 10; // px
 const MARK_REACH = MARK_SIZE / 2 + setup.figure.layout.hoverdistance; // px, as in plotly's hover
 
 // ---------------------------------------------------------------- the page's nodes
-
-function node(tag, className, ...children) {
-  const made = document.createElement(tag);
-  made.className = className;
-  made.append(...children);
-  return made;
-}
 
 function svg(tag, attributes) {
   const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
@@ -35,8 +28,6 @@ root.replaceChildren(empty, chart);
 
 // ---------------------------------------------------------------- texts
 
-const escaped = (text) =>
-  String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 const grouped = (x, digits) =>
   x.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits });
 const digitsOf = (gib) => (gib < 1 ? 2 : 1);
@@ -67,15 +58,6 @@ function cellText(row, column) {
 
 let map = null; // the last message
 let theme = null;
-
-// Any colour CSS knows as the rgb() that plotly knows.
-function rgb(colour) {
-  const context = new OffscreenCanvas(1, 1).getContext("2d");
-  context.fillStyle = colour;
-  context.fillRect(0, 0, 1, 1);
-  const [r, g, b, a] = context.getImageData(0, 0, 1, 1).data;
-  return `rgba(${r},${g},${b},${a / 255})`;
-}
 
 function readTheme() {
   const style = getComputedStyle(chart);
@@ -349,17 +331,6 @@ function listen() {
 
 // gradio moves the app under a prefix when it runs behind a proxy; config.root knows it. The live
 // view waits for the same script.
-function loadPlotly() {
-  window.gpt2demoPlotly ??= new Promise((resolve, reject) => {
-    const script = document.createElement("script");
-    script.src = ((window.gradio_config && window.gradio_config.root) || "") + setup.plotly;
-    script.onload = () => resolve(window.Plotly);
-    script.onerror = () => reject(new Error(script.src));
-    document.head.append(script);
-  });
-  return window.gpt2demoPlotly;
-}
-
 const resizing = new ResizeObserver(() => {
   if (!element.isConnected) {
     resizing.disconnect();

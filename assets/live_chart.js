@@ -1,7 +1,8 @@
 // The live view: tiles, legend, three panels, status line and log, drawn from the stream.
 //
 // gradio runs this text once as the body of a function of (element, trigger, props, server, watch);
-// ui/live.py puts `const setup = {...}` in front of it: figure, palette, dashes, symbols, texts.
+// ui/live.py puts `const setup = {...}` (figure, palette, dashes, symbols, texts) and plot.js in
+// front of it.
 // Every message is JSON in props.value (ui/live.py describes it). Nothing that came from the
 // server is ever read as HTML: it goes into text nodes, and escaped into plotly's labels.
 
@@ -13,13 +14,6 @@ const DIVERGED = { n: "NaN", "+": "inf", "-": "-inf" };
 const ACTIVE = ["waiting", "loading", "compiling", "running", "stopping"];
 
 // ---------------------------------------------------------------- the page's nodes
-
-function node(tag, className, ...children) {
-  const made = document.createElement(tag);
-  made.className = className;
-  made.append(...children);
-  return made;
-}
 
 function setText(target, text) {
   if (target.textContent !== text) target.textContent = text;
@@ -68,8 +62,6 @@ const grouped = (x, digits) =>
   x.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits });
 const ms = (x) => grouped(x, x >= 100 ? 0 : x >= 10 ? 1 : 2);
 const rate = (x) => grouped(x, x >= 100 ? 0 : 1);
-const escaped = (text) =>
-  String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 const plural = (n, word) => `${grouped(n, 0)} ${word}${n === 1 ? "" : "s"}`;
 
 function duration(seconds) {
@@ -345,15 +337,6 @@ let isDrawn = false;
 let restUntil = 0;
 let theme = null;
 
-// Any colour CSS knows as the rgb() that plotly knows.
-function rgb(colour) {
-  const context = new OffscreenCanvas(1, 1).getContext("2d");
-  context.fillStyle = colour;
-  context.fillRect(0, 0, 1, 1);
-  const [r, g, b, a] = context.getImageData(0, 0, 1, 1).data;
-  return `rgba(${r},${g},${b},${a / 255})`;
-}
-
 function readTheme() {
   const style = getComputedStyle(chart);
   theme = {
@@ -569,18 +552,6 @@ function drawLegend() {
 }
 
 // ---------------------------------------------------------------- start
-
-// gradio moves the app under a prefix when it runs behind a proxy; config.root knows it
-function loadPlotly() {
-  window.gpt2demoPlotly ??= new Promise((resolve, reject) => {
-    const script = document.createElement("script");
-    script.src = ((window.gradio_config && window.gradio_config.root) || "") + setup.plotly;
-    script.onload = () => resolve(window.Plotly);
-    script.onerror = () => reject(new Error(script.src));
-    document.head.append(script);
-  });
-  return window.gpt2demoPlotly;
-}
 
 const resizing = new ResizeObserver(() => {
   if (!element.isConnected) {

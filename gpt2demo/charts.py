@@ -26,6 +26,14 @@ SYMBOLS: Final = ("circle", "square", "diamond", "triangle-up", "triangle-down")
 DRAWN_POINTS: Final = 500  # points of one drawn curve
 DRAWN_CURVES: Final = 9  # runs of one chart
 
+CONFIG: Final[dict[str, Any]] = {  # plotly's, of every chart that a script of ours draws
+    "displaylogo": False,
+    "displayModeBar": "hover",
+    "modeBarButtons": [["autoScale2d", "toImage"]],
+    "doubleClick": "autosize",
+    "responsive": False,  # the script watches its own box
+}
+
 # key, title, y axis, bottom and top on the chart's height
 _PANELS: Final = (
     ("loss", "loss (nats per token)", "yaxis", 0.672, 0.94),
@@ -191,13 +199,7 @@ def base_figure() -> dict[str, Any]:
     )
     return {
         "layout": layout.to_plotly_json(),
-        "config": {
-            "displaylogo": False,
-            "displayModeBar": "hover",
-            "modeBarButtons": [["autoScale2d", "toImage"]],
-            "doubleClick": "autosize",
-            "responsive": False,  # the script watches its own box
-        },
+        "config": dict(CONFIG),
         "panels": [
             {"key": key, "layout": name, "axis": name.replace("axis", "")}
             for key, _, name, _, _ in _PANELS

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import plotly.graph_objects as go
 
-from gpt2demo.charts import DASHES, PALETTE
+from gpt2demo.charts import CONFIG, DASHES, PALETTE
 
 # Each verdict's colours, from an empty memory to a full one. Blue against orange and brown stays
 # apart for colour-blind eyes, and so do orange and brown by their lightness.
@@ -113,13 +113,6 @@ def map_figure() -> dict[str, Any]:
     )
     return {
         "layout": layout.to_plotly_json(),
-        "config": {
-            "displaylogo": False,
-            "displayModeBar": "hover",
-            "modeBarButtons": [["autoScale2d", "toImage"]],
-            "doubleClick": "autosize",
-            "doubleClickDelay": 300,  # ms
-            "responsive": False,  # the script watches its own box
-        },
+        "config": CONFIG | {"doubleClickDelay": 300},  # ms
         "cells": CELLS,
     }

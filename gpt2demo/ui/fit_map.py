@@ -6,16 +6,14 @@ draws it. Every message is whole: one that got lost is made good by the next.
 
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import gradio as gr
 
 from gpt2demo import charts
 from gpt2demo.map_figure import frontier_lines, map_figure, place
-from gpt2demo.ui.live import plotly_route
+from gpt2demo.ui.live import plot_script
 
-_ASSETS: Final = Path(__file__).parents[2] / "assets"
 _GIB: Final = 2**30
 _CODES: Final = {"fits": "f", "may fail": "m", "will not fit": "w", "unknown": "u"}
 _LABEL: Final = "Fit map: peak memory for every B (sequences a step) and T (tokens a sequence)"
@@ -50,9 +48,7 @@ def fit_map_view() -> gr.HTML:
         "palette": charts.PALETTE,
         "codes": {code: verdict for verdict, code in _CODES.items()},
         "texts": _TEXTS,
-        "plotly": plotly_route()[0].path,
     }
-    script = (_ASSETS / "fit_map.js").read_text(encoding="utf-8")
     return gr.HTML(
         elem_id="fit-map",
         # rendered again at every update, and equal every time: the script's nodes stay
@@ -60,7 +56,7 @@ def fit_map_view() -> gr.HTML:
             f'<div class="fit-map" role="group" aria-label="{_LABEL}">'
             f'<p class="fit-map-empty">{_TEXTS["empty"]}</p></div>'
         ),
-        js_on_load=f"const setup = {json.dumps(setup)};\n{script}",
+        js_on_load=plot_script("fit_map.js", setup),
         apply_default_css=False,
     )
 

@@ -55,17 +55,22 @@ def live_view(snapshot: Callable[[gr.Request], str]) -> gr.HTML:
         "dashes": charts.DASHES,
         "symbols": charts.SYMBOLS,
         "texts": _TEXTS,
-        "plotly": _plotly_path(),
     }
-    script = (_ASSETS / "live_chart.js").read_text(encoding="utf-8")
     return gr.HTML(
         elem_id="live",
         # rendered again at every update, and equal every time: the script's nodes stay
         html_template='<div class="live"></div>',
-        js_on_load=f"const setup = {json.dumps(setup)};\n{script}",
+        js_on_load=plot_script("live_chart.js", setup),
         apply_default_css=False,
         server_functions=[_snapshot],
     )
+
+
+def plot_script(name: str, setup: dict[str, Any]) -> str:
+    """A component's `js_on_load`: its setup, what all charts share, and the file `name`."""
+    known = {**setup, "plotly": _plotly_path()}
+    parts = [(_ASSETS / part).read_text(encoding="utf-8") for part in ("plot.js", name)]
+    return "\n".join([f"const setup = {json.dumps(known)};", *parts])
 
 
 @cache

@@ -1,0 +1,32 @@
+// What the live view and the fit map share; ui/live.py puts it in front of either script.
+
+function node(tag, className, ...children) {
+  const made = document.createElement(tag);
+  made.className = className;
+  made.append(...children);
+  return made;
+}
+
+const escaped = (text) =>
+  String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+
+// Any colour CSS knows as the rgb() that plotly knows.
+function rgb(colour) {
+  const context = new OffscreenCanvas(1, 1).getContext("2d");
+  context.fillStyle = colour;
+  context.fillRect(0, 0, 1, 1);
+  const [r, g, b, a] = context.getImageData(0, 0, 1, 1).data;
+  return `rgba(${r},${g},${b},${a / 255})`;
+}
+
+// gradio moves the app under a prefix when it runs behind a proxy; config.root knows it
+function loadPlotly() {
+  window.gpt2demoPlotly ??= new Promise((resolve, reject) => {
+    const script = document.createElement("script");
+    script.src = ((window.gradio_config && window.gradio_config.root) || "") + setup.plotly;
+    script.onload = () => resolve(window.Plotly);
+    script.onerror = () => reject(new Error(script.src));
+    document.head.append(script);
+  });
+  return window.gpt2demoPlotly;
+}
