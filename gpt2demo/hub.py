@@ -176,10 +176,7 @@ class Hub:
         self._check_steps(config)
         self._check_series(owner)
         race = Race(config, precisions, rounds)
-        for precision in race.precisions:
-            support = self.device_info.support[precision]
-            if support.status == "not available":
-                race.refused(precision, support.reason)
+        race.leave_out_missing(self.device_info.support)
         first = race.next_run()
         if first is None:
             raise InputError("precisions", "None of these precisions is available here.")
@@ -243,14 +240,7 @@ class Hub:
         if config.text_name == "own":
             tokens, _ = load_tokens(config, self.settings.max_text_mib * 2**20)
             config = replace(config, text="own")  # the words themselves are not kept
-        run = Run(
-            id=secrets.token_hex(4),
-            owner=owner,
-            config=config,
-            device=self.device_info,
-            tokens=tokens,
-            series=series,
-        )
+        run = self._new_run(config, owner, tokens, series)
         with self._lock:
             self._check_line(owner)
             self.waiting.append(run)
@@ -333,6 +323,22 @@ class Hub:
             thread.join(timeout)
 
     # --- inside
+
+    def _new_run(
+        self,
+        config: RunConfig,
+        owner: str,
+        tokens: torch.Tensor | None,
+        series: "Series | None",
+    ) -> Run:
+        return Run(
+            id=secrets.token_hex(4),
+            owner=owner,
+            config=config,
+            device=self.device_info,
+            tokens=tokens,
+            series=series,
+        )
 
     def _check_steps(self, config: RunConfig) -> None:
         limit = self.settings.max_steps
@@ -435,16 +441,7 @@ class Hub:
         series.ended(run.record(), out_of_time=run.out_of_time)
         config = series.next_run()
         if config and not self._closing and not self._broken:
-            self.waiting.appendleft(
-                Run(
-                    id=secrets.token_hex(4),
-                    owner=run.owner,
-                    config=config,
-                    device=self.device_info,
-                    tokens=tokens,
-                    series=series,
-                )
-            )
+            self.waiting.appendleft(self._new_run(config, run.owner, tokens, series))
 
     def _why_stop(self, run: Run) -> str | None:
         """Asked between two steps."""

@@ -24,7 +24,8 @@ from gpt2demo.malloc import keep_large_blocks
 from gpt2demo.oom import is_out_of_memory
 from gpt2demo.peaks import peak_flops
 from gpt2demo.precision import PRECISION, Precision, autocast, precision_scope
-from gpt2demo.roofline import CLASSIFIER, FORMS, MLP, SHAPES, Rates, training_rate
+from gpt2demo.records import jsonable
+from gpt2demo.roofline import CLASSIFIER, FORMS, MLP, SHAPES, Rates, step_forecasts, training_rate
 
 PROBE_SECONDS: Final = 8.0  # the time a probe gives itself
 
@@ -82,6 +83,18 @@ class ProbeResult:
         if self.launch_seconds:
             found["launch"] = self.launch_seconds
         return found
+
+
+def probe_report(config: RunConfig, found: ProbeResult) -> dict[str, Any]:
+    """`config`, `probe` and, by precision, `forecasts` of its step, as strict JSON takes them."""
+    told = step_forecasts(config, found.rates, found.training_flops_per_sec)
+    return jsonable(
+        {
+            "config": config.to_dict(),
+            "probe": found.to_dict(),
+            "forecasts": {precision: step.to_dict() for precision, step in told.items()},
+        }
+    )
 
 
 def probe_rates(

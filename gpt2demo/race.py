@@ -10,6 +10,7 @@ from typing import Final
 from gpt2demo.config import PRECISIONS, WARMUP_STEPS, InputError, RunConfig, shown
 from gpt2demo.flops import mfu
 from gpt2demo.records import RunRecord, Timing, timing
+from gpt2demo.support import Support
 
 MAX_ROUNDS: Final = 20
 MIN_ROUNDS_FOR_SPREAD: Final = 3
@@ -151,6 +152,12 @@ class Race:
         """The device does not run this precision at all: it takes no part."""
         self._refused[precision] = reason
         self._leave(precision)
+
+    def leave_out_missing(self, support: Mapping[str, Support]) -> None:
+        """Refuse every precision that is not available on a device, by its `DeviceInfo.support`."""
+        for precision in self.precisions:
+            if support[precision].status == "not available":
+                self.refused(precision, support[precision].reason)
 
     def results(self) -> list[PrecisionResult]:
         """What is known so far, in the order of `precisions`."""

@@ -7,8 +7,8 @@ Every count here is of the eager step as torch runs it; tests hold them against 
 
 import bisect
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 from gpt2demo.config import RunConfig
@@ -338,6 +338,13 @@ def _product_seconds(
         return None
     arithmetic = flops * sum(1 / rate for rate in per_form if rate) / len(FORMS)
     return count * max(arithmetic, moved / bandwidth)
+
+
+def step_forecasts(
+    config: RunConfig, rates: Rates, precisions: Iterable[str]
+) -> dict[str, StepForecast]:
+    """`step_forecast` by precision, all else as in `config`."""
+    return {p: step_forecast(replace(config, precision=p), rates) for p in precisions}
 
 
 def _notes(config: RunConfig, rates: Rates) -> tuple[str, ...]:

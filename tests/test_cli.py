@@ -553,6 +553,26 @@ def test_failed_write_keeps_the_old_file(tmp_path, executed, monkeypatch, capsys
     assert list(tmp_path.iterdir()) == [out]
 
 
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["memory", "--capacity-gib", "8"],
+        ["compare", "--precisions", "fp32", "--device", "cpu", *TINY[1:], "--steps", "3"],
+    ],
+)
+def test_a_result_that_cannot_be_written_is_said_by_every_verb(tmp_path, monkeypatch, capsys, argv):
+    out = tmp_path / "out.json"
+    out.write_text("old")
+
+    def full(source, target):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    assert cli.main([*argv, "--json", str(out)]) == 1
+    assert "was not written (No space left on device)" in capsys.readouterr().err
+    assert out.read_text() == "old"
+
+
 def test_json_through_a_link_and_into_pipes(tmp_path, executed):
     target, link = tmp_path / "target.json", tmp_path / "link.json"
     link.symlink_to(target)

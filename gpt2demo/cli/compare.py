@@ -5,11 +5,11 @@ import sys
 from dataclasses import fields
 from typing import Any
 
-from gpt2demo.cli.options import add_device_option, add_step_options, number
-from gpt2demo.cli.output import Interruption, aligned, say
+from gpt2demo.cli.options import add_device_option, add_step_options, add_verb, number
+from gpt2demo.cli.output import Interruption, aligned, put_json, say
 from gpt2demo.cli.run import EXIT_INTERRUPTED, EXIT_OTHER
 from gpt2demo.config import RunConfig, default_sizes
-from gpt2demo.json_file import check_json_path, strict_json, write_json
+from gpt2demo.json_file import check_json_path
 from gpt2demo.race import MAX_ROUNDS, Race
 from gpt2demo.race_report import race_report
 from gpt2demo.records import RunRecord, StepMetrics
@@ -19,17 +19,16 @@ _PRECISIONS = "fp32,tf32,bf16"
 
 def add(verbs: Any) -> None:
     """The verb's parser."""
-    parser = verbs.add_parser(
+    parser = add_verb(
+        verbs,
         "compare",
+        _compare,
         help="race several precisions and say why each was as fast as it was",
         description="Train the same steps in several precisions, one run after the other.",
-        epilog="exit status:\n  0 the race came to its end, 2 refused input, 130 interrupted (what "
+        epilog="0 the race came to its end, 2 refused input, 130 interrupted (what "
         "was measured is\n  still written), 1 anything else",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        argument_default=argparse.SUPPRESS,
-        allow_abbrev=False,
     )
-    parser.set_defaults(verb=_compare, json=None, rounds=1, precisions=_PRECISIONS)
+    parser.set_defaults(json=None, rounds=1, precisions=_PRECISIONS)
     parser.add_argument(
         "--precisions", metavar="LIST", help=f"ids with commas between (default {_PRECISIONS})"
     )
@@ -62,9 +61,7 @@ def _compare(args: argparse.Namespace, interruption: Interruption) -> int:
     info = probe_device(str(device))
     config = RunConfig(**default_sizes(device.type) | given | {"device": str(device)})
     race = Race(config, precisions, args.rounds)
-    for precision in race.precisions:
-        if info.support[precision].status == "not available":
-            race.refused(precision, info.support[precision].reason)
+    race.leave_out_missing(info.support)
     out = sys.stderr if args.json == "-" else sys.stdout
     status = 0
     try:
@@ -91,10 +88,8 @@ def _compare(args: argparse.Namespace, interruption: Interruption) -> int:
     report = race_report(info, race)
     if status == 0 and not any(r["step_ms_median"] for r in report["results"].values()):
         status = EXIT_OTHER
-    if args.json == "-":
-        say(strict_json(report), sys.stdout)
-    elif args.json is not None:
-        write_json(args.json, report)
+    if args.json is not None:
+        put_json(args.json, report)
     rows = [("race", race.message or "The race was interrupted.")]
     rows += [
         (precision, f"{verdict['cause']}: {verdict['words']}")

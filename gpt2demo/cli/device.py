@@ -4,7 +4,7 @@ import argparse
 import sys
 from typing import Any
 
-from gpt2demo.cli.options import add_device_option
+from gpt2demo.cli.options import add_device_option, add_verb
 from gpt2demo.cli.output import Interruption, aligned, gib, say
 from gpt2demo.config import RunConfig
 from gpt2demo.json_file import strict_json
@@ -13,15 +13,15 @@ from gpt2demo.records import jsonable
 
 def add(verbs: Any) -> None:
     """The verb's parser."""
-    device = verbs.add_parser(
+    device = add_verb(
+        verbs,
         "device",
+        _device,
         help="print what this machine is and what each precision means on it",
         description="Print what this machine is and what each precision means on it.",
-        epilog="exit status:\n  0 printed, 2 refused input (no such device), 1 anything else",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        epilog="0 printed, 2 refused input (no such device), 1 anything else",
     )
-    device.set_defaults(verb=_device, device="auto")
+    device.set_defaults(json=False, device="auto")
     add_device_option(device)
     device.add_argument("--json", action="store_true", help="print JSON")
 

@@ -5,27 +5,26 @@ import sys
 from dataclasses import fields
 from typing import Any
 
-from gpt2demo.cli.options import add_device_option, add_step_options, number
-from gpt2demo.cli.output import Interruption, aligned, gib, say
+from gpt2demo.cli.options import add_device_option, add_step_options, add_verb, number
+from gpt2demo.cli.output import Interruption, aligned, gib, put_json, say
 from gpt2demo.config import RunConfig, default_sizes
 from gpt2demo.fit import PART_NAMES, Capacity, card, compare_words, fit_map, report
-from gpt2demo.json_file import check_json_path, strict_json, write_json
+from gpt2demo.json_file import check_json_path
 
 _MARKS = {"fits": ".", "may fail": "?", "will not fit": "#", "unknown": " "}
 
 
 def add(verbs: Any) -> None:
     """The verb's parser."""
-    parser = verbs.add_parser(
+    parser = add_verb(
+        verbs,
         "memory",
+        _memory,
         help="forecast the peak memory of a run, part by part, and say whether it fits",
         description="Forecast the peak memory of a run from its settings alone; nothing runs.",
-        epilog="exit status:\n  0 printed, 2 refused input, 1 anything else",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        argument_default=argparse.SUPPRESS,
-        allow_abbrev=False,
+        epilog="0 printed, 2 refused input, 1 anything else",
     )
-    parser.set_defaults(verb=_memory, json=None, map=False, capacity_gib=None)
+    parser.set_defaults(json=None, map=False, capacity_gib=None)
     add_step_options(parser, RunConfig())
     parser.add_argument(
         "--capacity-gib",
@@ -52,11 +51,10 @@ def _memory(args: argparse.Namespace, interruption: Interruption) -> int:
     told = report(config, capacity)
     grid = fit_map(config, capacity) if args.map else None
     data = told | {"config": config.to_dict()} | ({"map": grid} if grid else {})
-    if args.json == "-":
-        say(strict_json(data), sys.stdout)
-        return 0
     if args.json is not None:
-        write_json(args.json, data)
+        put_json(args.json, data)
+    if args.json == "-":
+        return 0
     rows = [
         ("verdict", f"{told['verdict']}, {gib(told['capacity_bytes'])} to be had"),
         ("peak", f"{gib(told['peak_bytes'])} ({told['phase']})"),

@@ -2,7 +2,8 @@
 
 import argparse
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from gpt2demo.config import (
     ATTENTIONS,
@@ -15,6 +16,23 @@ from gpt2demo.config import (
     RunConfig,
     default_sizes,
 )
+
+
+def add_verb(
+    verbs: Any, name: str, verb: Callable[..., int], *, help: str, description: str, epilog: str
+) -> argparse.ArgumentParser:
+    """A verb's parser; `verb` is its function. An option that is not given is not there."""
+    parser = verbs.add_parser(
+        name,
+        help=help,
+        description=description,
+        epilog=f"exit status:\n  {epilog}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
+    parser.set_defaults(verb=verb)
+    return parser
 
 
 def choice(values: Sequence[object], default: object) -> str:

@@ -1,11 +1,13 @@
 """What all verbs write with, and what they tell the process about its end."""
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, TextIO
+from typing import Any, Final, TextIO
 
-from gpt2demo.json_file import reason
+from gpt2demo.config import shown
+from gpt2demo.json_file import reason, strict_json, write_json
 
 _GIB: Final = 2**30
 
@@ -48,6 +50,25 @@ def say(text: str, stream: TextIO | None) -> None:
         reader_left = isinstance(exc, BrokenPipeError)
         message = "" if reader_left else f"The output cannot be written ({reason(exc)})."
         raise OutputLostError(message) from exc
+
+
+class NotWrittenError(OutputLostError):
+    """A result's file could not be written."""
+
+
+def put_json(path: str, data: dict[str, Any]) -> None:
+    """Write a result where --json says; "-" is stdout.
+
+    Raises:
+        NotWrittenError: the file could not be written; OutputLostError: stdout could not.
+    """
+    if path == "-":
+        say(strict_json(data), sys.stdout)
+        return
+    try:
+        write_json(path, data)
+    except OSError as exc:
+        raise NotWrittenError(f"{shown(path)} was not written ({reason(exc)}).") from exc
 
 
 def aligned(rows: Sequence[tuple[str, str]]) -> list[str]:

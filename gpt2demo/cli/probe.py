@@ -5,12 +5,11 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from gpt2demo.cli.options import add_device_option, number
-from gpt2demo.cli.output import Interruption, aligned, say
+from gpt2demo.cli.options import add_device_option, add_verb, number
+from gpt2demo.cli.output import Interruption, aligned, put_json, say
 from gpt2demo.config import MAX_B, MODELS, RunConfig, default_sizes
-from gpt2demo.json_file import check_json_path, strict_json, write_json
-from gpt2demo.records import jsonable
-from gpt2demo.roofline import FORMS, PART_NAMES, SHAPES, StepForecast, step_forecast
+from gpt2demo.json_file import check_json_path
+from gpt2demo.roofline import FORMS, PART_NAMES, SHAPES, StepForecast, step_forecasts
 
 if TYPE_CHECKING:
     from gpt2demo.probe import ProbeResult
@@ -24,19 +23,18 @@ def add(verbs: Any) -> None:
     """The verb's parser."""
     cpu, gpu = default_sizes("cpu"), default_sizes("cuda")
     longest = max(gpt.block_size for gpt in MODELS.values())
-    parser = verbs.add_parser(
+    parser = add_verb(
+        verbs,
         "probe",
+        _probe,
         help="measure this device's matmuls, memory and launches, and forecast a step from them",
         description=(
             "Measure this device for about 8 seconds: the matmul rate of every precision at "
             "GPT-2's shapes, copy bandwidth, launch overhead; and forecast a step of GPT-2 124M."
         ),
-        epilog="exit status:\n  0 printed, 2 refused input, 130 interrupted, 1 anything else",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        argument_default=argparse.SUPPRESS,
-        allow_abbrev=False,
+        epilog="0 printed, 2 refused input, 130 interrupted, 1 anything else",
     )
-    parser.set_defaults(verb=_probe, json=None)
+    parser.set_defaults(json=None)
     parser.add_argument(
         *("-B", "--batch-size"),
         dest="B",
@@ -63,31 +61,19 @@ def _probe(args: argparse.Namespace, interruption: Interruption) -> int:
         check_json_path(args.json)
     with interruption.deferred():
         from gpt2demo.device import probe_device, resolve_device
-        from gpt2demo.probe import probe_rates
+        from gpt2demo.probe import probe_rates, probe_report
 
     device = resolve_device(given.get("device", "auto"))
-    settings = default_sizes(device.type) | given | {"device": str(device)}
-    config = RunConfig(**settings)
+    config = RunConfig(**default_sizes(device.type) | given | {"device": str(device)})
     info = probe_device(str(device))
     found = probe_rates(info, config.tokens_per_step, should_stop=lambda: interruption.received)
     if found.stopped:  # torch may swallow an exception inside a call
         raise KeyboardInterrupt
-    forecasts = {
-        name: step_forecast(RunConfig(**settings | {"precision": name}), found.rates)
-        for name in found.training_flops_per_sec
-    }
-    data = jsonable(
-        {
-            "config": config.to_dict(),
-            "probe": found.to_dict(),
-            "forecasts": {name: told.to_dict() for name, told in forecasts.items()},
-        }
-    )
-    if args.json == "-":
-        say(strict_json(data), sys.stdout)
-        return 0
     if args.json is not None:
-        write_json(args.json, data)
+        put_json(args.json, probe_report(config, found))
+    if args.json == "-":
+        return 0
+    forecasts = step_forecasts(config, found.rates, found.training_flops_per_sec)
     say("\n".join(_lines(config, found, forecasts)), sys.stdout)
     return 0
 

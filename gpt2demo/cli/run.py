@@ -7,8 +7,16 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final
 
-from gpt2demo.cli.options import add_device_option, add_step_options, number
-from gpt2demo.cli.output import Interruption, OutputLostError, aligned, gib, say
+from gpt2demo.cli.options import add_device_option, add_step_options, add_verb, number
+from gpt2demo.cli.output import (
+    Interruption,
+    NotWrittenError,
+    OutputLostError,
+    aligned,
+    gib,
+    put_json,
+    say,
+)
 from gpt2demo.config import (
     CORPORA,
     MAX_SEED,
@@ -20,7 +28,7 @@ from gpt2demo.config import (
     shown,
 )
 from gpt2demo.corpora import read_upload
-from gpt2demo.json_file import check_json_path, reason, strict_json, write_json
+from gpt2demo.json_file import check_json_path
 from gpt2demo.records import RunRecord, RunSummary, StepMetrics, log_line
 
 if TYPE_CHECKING:
@@ -34,24 +42,24 @@ EXIT_STATUS: Final = {  # every other state is EXIT_OTHER
     "diverged": 4,
     "interrupted": EXIT_INTERRUPTED,
 }
-_EXITS: Final = """exit status:
-  0 finished, 2 refused input, 3 out of memory, 4 diverged (the loss is no number any more),
-  130 interrupted (Ctrl-C or SIGTERM; what was measured is still written), 1 anything else"""
+_EXITS: Final = (
+    "0 finished, 2 refused input, 3 out of memory, 4 diverged (the loss is no number any more),\n"
+    "  130 interrupted (Ctrl-C or SIGTERM; what was measured is still written), 1 anything else"
+)
 
 
 def add(verbs: Any) -> None:
     """The verb's parser."""
     plain = RunConfig()
-    run = verbs.add_parser(
+    run = add_verb(
+        verbs,
         "run",
+        _run,
         help="train GPT-2 and print one line a step, then a summary",
         description="Train GPT-2: prints the log line of every step, then a summary.",
         epilog=_EXITS,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        argument_default=argparse.SUPPRESS,  # what is not given is not there
-        allow_abbrev=False,
     )
-    run.set_defaults(verb=_run, json=None)
+    run.set_defaults(json=None)
     add_step_options(run, plain)
     run.add_argument(
         "--seed", metavar="N", type=number, help=f"0 to {MAX_SEED:,} (default {plain.seed})"
@@ -127,10 +135,8 @@ def _run(args: argparse.Namespace, interruption: Interruption) -> int:
             steps=tuple(steps),
             summary=summary or cut_short(),
         )
-        if args.json == "-":
-            say(strict_json(record.to_dict()), sys.stdout)
-        elif args.json is not None:
-            write_json(args.json, record.to_dict())
+        if args.json is not None:
+            put_json(args.json, record.to_dict())
 
     interruption.last_words = write
     try:
@@ -151,9 +157,9 @@ def _run(args: argparse.Namespace, interruption: Interruption) -> int:
     status = EXIT_STATUS.get(summary.state, EXIT_OTHER)
     try:
         write()
-    except OSError as exc:
+    except NotWrittenError as exc:
         status = status or EXIT_OTHER
-        say(f"gpt2demo: {shown(args.json)} was not written ({reason(exc)}).", sys.stderr)
+        say(f"gpt2demo: {exc}", sys.stderr)
     for line in _summary_lines(config, info, steps, summary):
         say(line, out)
     return status

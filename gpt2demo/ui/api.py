@@ -14,9 +14,9 @@ from gpt2demo.config import InputError, RunConfig, default_sizes
 from gpt2demo.device import memory_free_bytes, warnings_for
 from gpt2demo.fit import card, fit_map, report
 from gpt2demo.hub import Hub, Run
+from gpt2demo.probe import probe_report
 from gpt2demo.race_report import race_report
 from gpt2demo.records import jsonable, timing
-from gpt2demo.roofline import step_forecast
 from gpt2demo.ui.stream import waiting_line
 
 _POLL_SEC: Final = 0.1
@@ -257,18 +257,7 @@ def add_api(hub: Hub) -> None:
             found = await asyncio.to_thread(hub.probe, config.tokens_per_step)
         except InputError as exc:
             raise gr.Error(str(exc), print_exception=False) from None
-        return {
-            "config": config.to_dict(),
-            "probe": jsonable(found.to_dict()),
-            "forecasts": jsonable(
-                {
-                    precision: step_forecast(
-                        replace(config, precision=precision), found.rates
-                    ).to_dict()
-                    for precision in found.training_flops_per_sec
-                }
-            ),
-        }
+        return probe_report(config, found)
 
     common: dict[str, Any] = {"concurrency_limit": None}
     gr.api(train, api_name="train", **common)

@@ -13,7 +13,7 @@ from gpt2demo.config import PRECISIONS, InputError, RunConfig
 from gpt2demo.hub import Hub
 from gpt2demo.precision import PRECISION
 from gpt2demo.race import MAX_ROUNDS
-from gpt2demo.roofline import step_forecast
+from gpt2demo.roofline import step_forecasts
 from gpt2demo.ui.controls import FIELDS, MEMORY_FIELDS, settings_of
 from gpt2demo.ui.probe_words import probe_words
 
@@ -62,7 +62,7 @@ class CompareTab:
             config = RunConfig(**settings_of(MEMORY_FIELDS, values))
         except InputError as exc:
             return _said(str(exc))
-        told = {p: step_forecast(replace(config, precision=p), found.rates) for p in PRECISIONS}
+        told = step_forecasts(config, found.rates, PRECISIONS)
         return probe_words(found, told, self._measured(config))
 
     def _measured(self, config: RunConfig) -> dict[str, float]:
