@@ -33,7 +33,14 @@ FLOORS: dict[int, tuple[str, ...]] = {
     # what people see
     6: (
         *("ui", "ui.live", "ui.stream", "ui.device_card", "ui.link", "ui.downloads", "ui.api"),
-        *("ui.controls", "ui.memory_bar", "ui.fit_map", "ui.memory_tab", "ui.probe_words"),
+        *(
+            "ui.controls",
+            "ui.words",
+            "ui.memory_bar",
+            "ui.fit_map",
+            "ui.memory_tab",
+            "ui.probe_words",
+        ),
         *("ui.compare_tab", "ui.board_tab", "ui.page"),
         *(
             "cli.output",

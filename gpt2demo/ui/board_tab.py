@@ -2,7 +2,6 @@
 
 import logging
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +16,7 @@ from gpt2demo.hub import Hub
 from gpt2demo.table import shown_table
 from gpt2demo.ui.downloads import BOARD_LINK, LINKS_SCRIPT
 from gpt2demo.ui.link import link
+from gpt2demo.ui.words import said
 
 log = logging.getLogger(__name__)
 
@@ -43,26 +43,26 @@ class BoardTab:
         board = self.hub.board
         runs = board.runs(token if isinstance(token, str) else None)
         chosen = [run for run in runs if run.mine or whose != "mine"]
-        said = f"{len(chosen)} of {len(runs)} runs." + (f" {board.note}" if board.note else "")
-        return board_table(chosen), _said(said)
+        text = f"{len(chosen)} of {len(runs)} runs." + (f" {board.note}" if board.note else "")
+        return board_table(chosen), said(text)
 
     def take(self, token: object, whose: object, upload: object) -> tuple[pd.DataFrame, str]:
         """Import an uploaded export; the upload is gone afterwards."""
         try:
             if not isinstance(upload, str):
                 raise InputError("import", "Choose a file to import.")
-            text = read_upload(upload, MAX_IMPORT_CHARS)
+            export = read_upload(upload, MAX_IMPORT_CHARS)
             owner = token if isinstance(token, str) else ""
-            count = self.hub.board.import_json(text, owner)
-            said = "The file's run is" if count == 1 else f"The file's {count} runs are"
-            said += " on the board."
+            count = self.hub.board.import_json(export, owner)
+            text = "The file's run is" if count == 1 else f"The file's {count} runs are"
+            text += " on the board."
         except InputError as exc:
-            said = str(exc)
+            text = str(exc)
         finally:
             if isinstance(upload, str):
                 Path(upload).unlink(missing_ok=True)
         table, _ = self.show(token, whose)
-        return table, _said(said)
+        return table, said(text)
 
 
 def board_tab(hub: Hub) -> BoardTab:
@@ -73,7 +73,7 @@ def board_tab(hub: Hub) -> BoardTab:
         upload = gr.UploadButton(
             "Import an export (JSON)", type="filepath", file_types=[".json"], elem_id="import"
         )
-    note = gr.HTML(_said(""), elem_id="board-note", apply_default_css=False)
+    note = gr.HTML(said(""), elem_id="board-note", apply_default_css=False)
     empty = board_table([])
     table = gr.Dataframe(
         empty,
@@ -105,7 +105,3 @@ def board_table(runs: list[BoardRun]) -> pd.DataFrame:
     table.insert(3, "whose", pd.array(whose, "string"))
     table.insert(4, "when (UTC)", pd.array(list(when.strftime("%Y-%m-%d %H:%M")), "string"))
     return table
-
-
-def _said(text: str) -> str:
-    return f'<p class="said" aria-live="polite">{escape(text)}</p>'

@@ -14,8 +14,9 @@ from gpt2demo.hub import Hub
 from gpt2demo.precision import PRECISION
 from gpt2demo.race import MAX_ROUNDS
 from gpt2demo.roofline import step_forecasts
-from gpt2demo.ui.controls import FIELDS, MEMORY_FIELDS, settings_of
+from gpt2demo.ui.controls import FIELDS, step_config
 from gpt2demo.ui.probe_words import probe_words
+from gpt2demo.ui.words import said, word_list
 
 _INTRO: Final = (
     "<p>The same model, B, T, seed and batches in several precisions, one run after the other; the "
@@ -47,21 +48,21 @@ class CompareTab:
     def run_probe(self, *values: Any) -> tuple[str, str]:
         """Measure the device; what was found, and the expectations that follow from it."""
         try:
-            config = RunConfig(**settings_of(MEMORY_FIELDS, values))
+            config = step_config(values)
             self.hub.probe(config.tokens_per_step)
         except InputError as exc:
-            return _said(str(exc)), self.expectations(*values)
+            return said(str(exc)), self.expectations(*values)
         return self.found(*values), self.expectations(*values)
 
     def found(self, *values: Any) -> str:
         """The last probe at the controls' settings: rates, and the step that follows from them."""
         found = self.hub.probed
         if found is None:
-            return _said(_NOT_PROBED)
+            return said(_NOT_PROBED)
         try:
-            config = RunConfig(**settings_of(MEMORY_FIELDS, values))
+            config = step_config(values)
         except InputError as exc:
-            return _said(str(exc))
+            return said(str(exc))
         told = step_forecasts(config, found.rates, PRECISIONS)
         return probe_words(found, told, self._measured(config))
 
@@ -81,17 +82,17 @@ class CompareTab:
     def expectations(self, *values: Any) -> str:
         """What each precision should do at the controls' settings, `values` as MEMORY_FIELDS."""
         try:
-            config = RunConfig(**settings_of(MEMORY_FIELDS, values))
+            config = step_config(values)
         except InputError as exc:  # a field is empty while it is typed
-            return _list({"": str(exc)})
+            return word_list({"": str(exc)})
         told = expect(self.hub.device_info, config, self.hub.rates())
-        return _list({precision: told[precision].words for precision in PRECISIONS})
+        return word_list({precision: told[precision].words for precision in PRECISIONS})
 
     def results(self) -> tuple[Any, Any, str]:
         """Figure, table and verdicts of the last race."""
         race = self.hub.race
         if race is None or not race.runs_done:
-            return gr.update(visible=False), gr.update(visible=False), _said(_WAITING)
+            return gr.update(visible=False), gr.update(visible=False), said(_WAITING)
         results = race.results()
         device = self.hub.device_info
         rates = self.hub.rates()
@@ -100,7 +101,7 @@ class CompareTab:
         return (
             gr.update(visible=True, value=speedup_figure(results, expected)),
             gr.update(visible=True, value=race_table(results)),
-            _said(race.message or race.doing + ".") + _verdicts(told, expected),
+            said(race.message or race.doing + ".") + _verdicts(told, expected),
         )
 
 
@@ -119,16 +120,16 @@ def compare_tab(hub: Hub) -> CompareTab:
     )
     if missing:
         gr.HTML(
-            _list({p: f"not available here. {reason}" for p, reason in missing.items()}),
+            word_list({p: f"not available here. {reason}" for p, reason in missing.items()}),
             apply_default_css=False,
         )
     with gr.Row():
         rounds = gr.Slider(1, MAX_ROUNDS, 1, step=1, label="Rounds", elem_id="rounds")
         race = gr.Button("Race them", variant="primary", elem_id="race")
     probe = gr.Button("Probe this device (about 8 s)", elem_id="probe")
-    probed = gr.HTML(_said(_NOT_PROBED), elem_id="probed", apply_default_css=False)
+    probed = gr.HTML(said(_NOT_PROBED), elem_id="probed", apply_default_css=False)
     expected = gr.HTML(elem_id="expected", apply_default_css=False)
-    verdicts = gr.HTML(_said(_WAITING), elem_id="verdicts", apply_default_css=False)
+    verdicts = gr.HTML(said(_WAITING), elem_id="verdicts", apply_default_css=False)
     figure = gr.Plot(visible=False, elem_id="speedups", show_label=False)
     table = gr.Dataframe(
         visible=False, interactive=False, elem_id="race-table", pinned_columns=1, buttons=[]
@@ -149,17 +150,6 @@ def compare_tab(hub: Hub) -> CompareTab:
 
 def _note(status: str) -> str:
     return "" if status == "native" else f" ({status} here)"
-
-
-def _said(text: str) -> str:
-    return f'<p class="said" aria-live="polite">{escape(text)}</p>'
-
-
-def _list(words: Mapping[str, str]) -> str:
-    rows = "".join(
-        f"<dt>{escape(precision)}</dt><dd>{escape(text)}</dd>" for precision, text in words.items()
-    )
-    return f'<dl class="words">{rows}</dl>'
 
 
 def _verdicts(told: Mapping[str, Verdict], expected: Mapping[str, Expectation]) -> str:

@@ -76,6 +76,15 @@ def settings_of(names: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
     return settings | {"budget_gib": settings["budget_gib"] or None}
 
 
+def step_config(values: Sequence[Any]) -> RunConfig:
+    """What the forecasts are of: a run of these controls, `values` in the order of MEMORY_FIELDS.
+
+    Raises:
+        InputError: a value is refused, as an empty field is while somebody types.
+    """
+    return RunConfig(**settings_of(MEMORY_FIELDS, values))
+
+
 def config_of(values: Sequence[Any], max_text_mib: int) -> RunConfig:
     """The run that the controls ask for, `values` in the order of FIELDS.
 

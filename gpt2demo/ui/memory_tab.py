@@ -1,5 +1,6 @@
 """The Memory tab: forecast, fit map, smaller cards, the search for the limit, and what failed."""
 
+import functools
 from dataclasses import dataclass, replace
 from html import escape
 from typing import Any, Final
@@ -7,10 +8,10 @@ from typing import Any, Final
 import gradio as gr
 
 from gpt2demo.config import PRECISIONS, InputError, RunConfig
-from gpt2demo.fit import CARDS, basis, compare_words, fit_map, largest
+from gpt2demo.fit import CARDS, Capacity, basis, compare_words, fit_map, largest
 from gpt2demo.hub import Hub, Run
 from gpt2demo.table import forecast_errors
-from gpt2demo.ui.controls import MEMORY_FIELDS, settings_of
+from gpt2demo.ui.controls import step_config
 from gpt2demo.ui.fit_map import fit_map_message, fit_map_view
 from gpt2demo.ui.memory_bar import forecast_bar, out_of_memory_panel
 
@@ -38,14 +39,15 @@ class MemoryTab:
     def forecast(self, *values: Any) -> tuple[str, str, str]:
         """The small bar, the tab's words, and the map; `values` in the order of MEMORY_FIELDS."""
         try:
-            config = RunConfig(**settings_of(MEMORY_FIELDS, values))
+            config = step_config(values)
         except InputError as exc:  # a field is empty while it is typed
             refused = f'<section class="memory"><p class="memory-words">{escape(str(exc))}</p>'
             return refused + "</section>", "", ""
+        capacity = self.hub.capacity(config)
         return (
-            forecast_bar(config, self.hub.capacity(config)),
-            self._words(config),
-            self._map(config),
+            forecast_bar(config, capacity),
+            self._words(config, capacity),
+            self._map(config, capacity),
         )
 
     def results(self, *values: Any) -> tuple[str, str, str, str]:
@@ -53,16 +55,15 @@ class MemoryTab:
         search = self.hub.search
         return *self.forecast(*values), _found(search.message if search else "")
 
-    def _words(self, config: RunConfig) -> str:
+    def _words(self, config: RunConfig, capacity: Capacity) -> str:
         device_type = self.hub.device.type
         paragraphs = [compare_words(config, device_type), basis(config, device_type)]
-        paragraphs += forecast_errors([run.record() for run in list(self.hub.finished)])
+        paragraphs += _errors(tuple(self.hub.finished))
         text = "".join(f"<p>{escape(paragraph)}</p>" for paragraph in paragraphs)
-        bar = forecast_bar(config, self.hub.capacity(config), with_legend=True)
+        bar = forecast_bar(config, capacity, with_legend=True)
         return f'{bar}<div class="memory-more">{text}</div>'
 
-    def _map(self, config: RunConfig) -> str:
-        capacity = self.hub.capacity(config)
+    def _map(self, config: RunConfig, capacity: Capacity) -> str:
         grid = fit_map(config, capacity)
         frontiers: dict[str, list[int]] = {}
         for precision in PRECISIONS:
@@ -161,6 +162,12 @@ def failure_panel(hub: Hub) -> FailurePanel:
         smaller_T=smaller_T,
         run_id=gr.State(""),
     )
+
+
+@functools.lru_cache(maxsize=1)
+def _errors(runs: tuple[Run, ...]) -> list[str]:
+    """`forecast_errors` of the finished runs: they change far less often than the sliders do."""
+    return forecast_errors([run.record() for run in runs])
 
 
 def _found(text: str) -> str:

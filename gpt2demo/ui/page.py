@@ -262,29 +262,26 @@ def build_demo(hub: Hub) -> gr.Blocks:
             api_name="page_results",
             **at_once,
         )
-        gr.on(
-            [demo.load, *(component.change for component in of_memory)],
-            memory.forecast,
-            of_memory,
-            forecast,
-            api_name="page_forecast",
-            trigger_mode="always_last",
-            **at_once,
-        )
+        changed = [component.change for component in of_memory]
+        for also, handler, shown, name in (
+            (demo.load, memory.forecast, forecast, "forecast"),
+            (demo.load, compare.expectations, compare.expected, "expect"),
+            (live.tick, compare.found, compare.probed, "probed"),
+        ):
+            gr.on(
+                [also, *changed],
+                handler,
+                of_memory,
+                shown,
+                api_name=f"page_{name}",
+                trigger_mode="always_last",
+                **at_once,
+            )
         live.tick(
             compare.results,
             None,
             [compare.figure, compare.table, compare.verdicts],
             api_name="page_race",
-            **at_once,
-        )
-        gr.on(
-            [demo.load, *(component.change for component in of_memory)],
-            compare.expectations,
-            of_memory,
-            compare.expected,
-            api_name="page_expect",
-            trigger_mode="always_last",
             **at_once,
         )
         compare.probe.click(
@@ -293,15 +290,6 @@ def build_demo(hub: Hub) -> gr.Blocks:
             [compare.probed, compare.expected],
             api_name="page_probe",
             **(_PRIVATE | {"show_progress": "minimal"}),
-        )
-        gr.on(
-            [live.tick, *(component.change for component in of_memory)],
-            compare.found,
-            of_memory,
-            compare.probed,
-            api_name="page_probed",
-            trigger_mode="always_last",
-            **at_once,
         )
         gr.on(
             [board_opened.select, board.whose.change, live.tick],
