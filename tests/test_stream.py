@@ -353,3 +353,23 @@ def test_a_page_has_one_stream_and_a_closed_one_frees_its_place():
 
         with ThreadPoolExecutor(1) as elsewhere:
             assert elsewhere.submit(asyncio.run, second()).result() == 0  # ends at once
+
+
+# --- the rest of the page
+
+
+def test_what_shows_a_state_never_misses_the_last_one() -> None:
+    hub = Hub(device="cpu")
+    try:
+        listeners = page_module.build_demo(hub).config["dependencies"]
+    finally:
+        hub.close()
+    shows = {
+        dependency["api_name"]: dependency["trigger_mode"]
+        for dependency in listeners
+        for _, event in dependency["targets"]
+        if event in ("tick", "change")
+    }
+    assert {"page_around", "page_results", "page_race", "page_board", "page_note"} <= shows.keys()
+    # "once" drops an event while the answer to the one before is on its way
+    assert set(shows.values()) == {"always_last"}

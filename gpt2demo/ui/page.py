@@ -241,26 +241,29 @@ def build_demo(hub: Hub) -> gr.Blocks:
                 **watched, api_name=f"page_watch_{name}", **_PRIVATE
             )
         at_once: dict[str, Any] = {"queue": False, **_PRIVATE}
+        # What shows a state must show the last one: gradio else drops an event that comes while
+        # the answer to the one before is on its way.
+        showing = at_once | {"trigger_mode": "always_last"}
         live.tick(
             page.around,
             token,
             [column.stop, table, column.device],
             api_name="page_around",
-            **at_once,
+            **showing,
         )
         live.tick(
             failure.state,
             None,
             [failure.box, failure.panel, failure.smaller_B, failure.smaller_T, failure.run_id],
             api_name="page_failure",
-            **at_once,
+            **showing,
         )
         live.tick(
             memory.results,
             of_memory,
             [*forecast, memory.found],
             api_name="page_results",
-            **at_once,
+            **showing,
         )
         changed = [component.change for component in of_memory]
         for also, handler, shown, name in (
@@ -274,15 +277,14 @@ def build_demo(hub: Hub) -> gr.Blocks:
                 of_memory,
                 shown,
                 api_name=f"page_{name}",
-                trigger_mode="always_last",
-                **at_once,
+                **showing,
             )
         live.tick(
             compare.results,
             None,
             [compare.figure, compare.table, compare.verdicts],
             api_name="page_race",
-            **at_once,
+            **showing,
         )
         compare.probe.click(
             compare.run_probe,
@@ -297,7 +299,7 @@ def build_demo(hub: Hub) -> gr.Blocks:
             [token, board.whose],
             [board.table, board.note],
             api_name="page_board",
-            **at_once,
+            **showing,
         )
         board.upload.upload(
             board.take,
@@ -314,14 +316,14 @@ def build_demo(hub: Hub) -> gr.Blocks:
         )
         column.stop.click(page.stop, token, None, api_name="page_stop", **at_once)
         column.precision.change(
-            page.note, column.precision, column.note, api_name="page_note", **at_once
+            page.note, column.precision, column.note, api_name="page_note", **showing
         )
         column.text.change(
             lambda chosen: gr.update(visible=chosen == "own"),
             column.text,
             column.own,
             api_name="page_text",
-            **at_once,
+            **showing,
         )
         add_api(hub)
     demo.queue(default_concurrency_limit=None)
