@@ -19,7 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from gpt2demo.config import GPTConfig
+from gpt2demo.config import GPTConfig, RunConfig
 from gpt2demo.model import GPT
 
 AMP = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -162,6 +162,19 @@ def measure(
         largest_bytes=tracker.largest_bytes,
         ops=frozenset(tracker.ops),
         weight_tensors=len(list(model.parameters())),
+    )
+
+
+def measured(config: RunConfig, device_type: str = "cpu") -> Measured:
+    """`measure` of a run's settings."""
+    return measure(
+        config.gpt,
+        precision=config.precision,
+        attention=config.attention,
+        B=config.B,
+        T=config.T,
+        optimizer=config.optimizer,
+        device_type=device_type,
     )
 
 

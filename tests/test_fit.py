@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from memory_tracker import measure
+from memory_tracker import measured
 
 from gpt2demo.config import ATTENTIONS, OPTIMIZERS, PRECISIONS, InputError, RunConfig
 from gpt2demo.fit import (
@@ -57,15 +57,7 @@ def tiny(**settings) -> RunConfig:
 
 def live(config: RunConfig, device_type: str = "cpu") -> int:
     """The measured peak of tensors, by a tracker that knows no forecast."""
-    return measure(
-        config.gpt,
-        precision=config.precision,
-        attention=config.attention,
-        B=config.B,
-        T=config.T,
-        optimizer=config.optimizer,
-        device_type=device_type,
-    ).peak_bytes
+    return measured(config, device_type).peak_bytes
 
 
 def verdict(config: RunConfig, capacity: Capacity) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 import gradio as gr
 import numpy as np
 import pytest
-from browser import chromium, served
+from browser import served
 from PIL import Image
 
 from gpt2demo import charts, map_figure
@@ -212,12 +212,6 @@ def url(feed):
     with served(build(feed), css=CSS, app_kwargs={"routes": live.plotly_route()}) as address:
         yield address
         feed.end()
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with chromium() as found:
-        yield found
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import numpy as np
 import plotly
 import pytest
 import uvicorn
-from browser import chromium, free_port, served
+from browser import free_port, served
 from fastapi import FastAPI
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
@@ -154,12 +154,6 @@ def url(feed):
     with served(build(feed), css=CSS, app_kwargs={"routes": live.plotly_route()}) as address:
         yield address
         feed.end()
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with chromium() as found:
-        yield found
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from memory_tracker import Measured, MemoryTracker, measure
+from memory_tracker import MemoryTracker, measured
 
 from gpt2demo import config as config_module
 from gpt2demo.config import ATTENTIONS, MODELS, OPTIMIZERS, PRECISIONS, GPTConfig, RunConfig
@@ -31,18 +31,6 @@ PARTS = [
     *("weights", "gradients", "moments", "activations", "logits"),
     *("temporary", "workspaces", "context"),
 ]
-
-
-def measured(config: RunConfig, device_type: str = "cpu") -> Measured:
-    return measure(
-        config.gpt,
-        precision=config.precision,
-        attention=config.attention,
-        B=config.B,
-        T=config.T,
-        optimizer=config.optimizer,
-        device_type=device_type,
-    )
 
 
 def check(config: RunConfig, device_type: str = "cpu") -> None:
