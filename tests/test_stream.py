@@ -360,8 +360,13 @@ def test_a_page_has_one_stream_and_a_closed_one_frees_its_place():
 
 def test_what_shows_a_state_never_misses_the_last_one() -> None:
     hub = Hub(device="cpu")
+
+    async def built():
+        return page_module.build_demo(hub)
+
     try:
-        listeners = page_module.build_demo(hub).config["dependencies"]
+        # in a running loop: without one gradio opens two and leaves them open
+        listeners = asyncio.run(built()).config["dependencies"]
     finally:
         hub.close()
     shows = {
