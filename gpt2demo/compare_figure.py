@@ -7,7 +7,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from gpt2demo.charts import PALETTE
-from gpt2demo.compare import Expectation
+from gpt2demo.expectation import Expectation
 from gpt2demo.race import PrecisionResult
 
 _GIB: Final = 2**30

@@ -25,6 +25,7 @@ from gpt2demo.malloc import share_main_arena
 from gpt2demo.probe import ProbeResult, probe_rates
 from gpt2demo.race import Race
 from gpt2demo.records import RunRecord, RunSummary, StepMetrics, timing
+from gpt2demo.roofline import Rates
 from gpt2demo.runner import MUST_RESTART, capacity_now, check_device, execute, free_bytes_now
 from gpt2demo.train import Progress
 
@@ -204,9 +205,9 @@ class Hub:
                 self._start_next()
         return self.probed
 
-    def rates(self) -> dict[str, float] | None:
-        """The last probe's rates as `compare.expect` takes them; None = nothing was probed."""
-        return self.probed.mapping() if self.probed else None
+    def rates(self) -> Rates | None:
+        """The last probe's rates; None = nothing was probed."""
+        return self.probed.rates if self.probed else None
 
     def run_smaller(self, run_id: str, axis: str, owner: str) -> Run:
         """After an out-of-memory: the same run with the B or T that should fit.

@@ -75,15 +75,6 @@ class ProbeResult:
         """The result for JSON."""
         return asdict(self)
 
-    def mapping(self) -> dict[str, float]:
-        """The rates as `compare.expect` takes them; what was not measured is not there."""
-        found = {p: rate for p, rate in self.training_flops_per_sec.items() if rate}
-        if self.bandwidth_bytes_per_sec:
-            found["bandwidth"] = self.bandwidth_bytes_per_sec
-        if self.launch_seconds:
-            found["launch"] = self.launch_seconds
-        return found
-
 
 def probe_report(config: RunConfig, found: ProbeResult) -> dict[str, Any]:
     """`config`, `probe` and, by precision, `forecasts` of its step, as strict JSON takes them."""

@@ -1,31 +1,30 @@
 """A race with its expectations and verdicts, for JSON."""
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from gpt2demo.compare import expect, explain
+from gpt2demo.compare import explain
+from gpt2demo.expectation import expect
 from gpt2demo.race import Race
 from gpt2demo.records import jsonable
+from gpt2demo.roofline import Rates
 
 if TYPE_CHECKING:  # device.py imports torch, which this module does without
     from gpt2demo.device import DeviceInfo
 
 
-def race_report(
-    device: "DeviceInfo", race: Race, probe: Mapping[str, float] | None = None
-) -> dict[str, Any]:
+def race_report(device: "DeviceInfo", race: Race, rates: Rates | None = None) -> dict[str, Any]:
     """`config`, `device`, `rounds`, `message`, and by precision `results` (`PrecisionResult`),
     `expected` (`Expectation`) and `verdicts` (`Verdict`), as strict JSON takes them.
 
     Args:
         device: where the race ran.
         race: going on or over.
-        probe: measured rates (see `compare.expect`).
+        rates: a probe's (see `expect`).
     """
     results = race.results()
-    expected = expect(device, race.config, probe)
-    verdicts = explain(device, race.config, results, probe)
+    expected = expect(device, race.config, rates)
+    verdicts = explain(device, race.config, results, rates)
     config = race.config.to_dict()
     del config["precision"]
     return jsonable(

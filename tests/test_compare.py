@@ -1,28 +1,19 @@
 """Expectations and verdicts: on every faked machine, against counted operations, and in words."""
 
-import collections
-import contextlib
-import functools
 import itertools
 import json
 import re
 from dataclasses import asdict, replace
-from unittest import mock
 
 import pytest
-import torch
 from machines import MACHINES, fake
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn import functional as F  # noqa: N812
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
 
-from gpt2demo import compare
-from gpt2demo.compare import CAUSES, Verdict, expect, explain
-from gpt2demo.config import MODELS, PRECISIONS, RunConfig
+from gpt2demo.compare import CAUSES, Verdict, explain
+from gpt2demo.config import PRECISIONS, RunConfig
 from gpt2demo.device import DeviceInfo, probe_device
-from gpt2demo.model import GPT
+from gpt2demo.expectation import expect
 from gpt2demo.race import PrecisionResult
+from gpt2demo.roofline import FORMS, SHAPES, Rates
 
 LESSON = {"B": 16, "T": 1024}
 PAGE = {"B": 4, "T": 1024}
@@ -79,18 +70,31 @@ def outcome(
 FP32 = replace(outcome("fp32", 1.0), speedup_low=None, speedup_high=None, spread=None)
 
 
-def judge(device: DeviceInfo, result: PrecisionResult, base=FP32, probe=None, **settings):
+def judge(device: DeviceInfo, result: PrecisionResult, base=FP32, rates=None, **settings):
     config = RunConfig(**settings)
-    return explain(device, config, [base, result], probe)[result.precision]
+    return explain(device, config, [base, result], rates)[result.precision]
+
+
+def probed(launch: float | None = None, bandwidth: float | None = None, **flops: float) -> Rates:
+    """A probe that found one rate for every shape and form of a precision."""
+    return Rates(
+        device_type="cpu",
+        tokens=128,
+        flops_per_sec={
+            p: {s: dict.fromkeys(FORMS, rate) for s in SHAPES} for p, rate in flops.items()
+        },
+        copies=() if bandwidth is None else ((2**20, bandwidth),),
+        launch_seconds=launch,
+    )
 
 
 # --- device x setting x outcome
 
 # machine, settings, precision, speed-up (and its spread), cause, words
 TABLE = [
-    ("A100", LESSON, "tf32", (3.0,), "native", ("3.00x", "forecast 3.2x", "8.0x", "78 %", "4.6x")),
-    ("A100", LESSON, "bf16", (3.33,), "native", ("about the forecast 3.6x", "spec ratio 16.0x")),
-    ("A100", LESSON, "fp16", (3.3,), "native", ("16.0x", "elementwise operations take 21 %")),
+    ("A100", LESSON, "tf32", (3.0,), "native", ("3.00x", "forecast 3.1x", "8.0x", "82 %", "4.2x")),
+    ("A100", LESSON, "bf16", (3.33,), "native", ("about the forecast 3.7x", "spec ratio 16.0x")),
+    ("A100", LESSON, "fp16", (3.3,), "native", ("16.0x", "elementwise operations take 17 %")),
     ("A100", LESSON, "fp64", (0.8,), "native", ("0.80x", "rated like fp32", "twice the memory")),
     ("A100", LESSON, "bf16", (1.2,), "native, less than expected", ("less than", "may hold it")),
     ("A100", LESSON, "tf32", (5.5,), "native, more than expected", ("more than", "85 %")),
@@ -102,7 +106,7 @@ TABLE = [
     ("T4", PAGE, "tf32", (1.4,), "too noisy", ("1.40x", "machine itself changed", "fair rounds")),
     ("T4", PAGE, "bf16", (0.81,), "emulated", ("0.81x", "7.5", "use fp16", "widens it to float32")),
     ("T4", PAGE, "bf16", (1.2,), "emulated", ("1.20x", "by way of float32", "memory traffic")),
-    ("T4", PAGE, "fp16", (2.1,), "native", ("forecast 2.1x", "8.0x", "61 %", "2.6x is the most")),
+    ("T4", PAGE, "fp16", (2.1,), "native", ("forecast 2.0x", "8.0x", "67 %", "2.3x is the most")),
     ("T4", FEWEST, "fp16", (1.0,), "step too small", ("only", "the optimizer takes")),
     ("V100", PAGE, "tf32", (0.98,), "no effect", ("7.0",)),
     ("V100", PAGE, "bf16", (0.5,), "emulated", ("7.0", "use fp16")),
@@ -112,8 +116,8 @@ TABLE = [
     ("GTX 1650", PAGE, "fp16", (0.9,), "native", ("no tensor cores", "no forecast")),
     ("GTX 1650", PAGE, "bf16", (0.6,), "emulated", ("7.5", "slower than fp32")),
     ("RTX 3060", PAGE, "tf32", (1.1,), "native", ("rated like fp32", "a modest gain")),
-    ("RTX 4090", PAGE, "bf16", (1.2,), "memory-bound", ("33 %", "SDPA", "torch.compile")),
-    ("L4", PAGE, "bf16", (1.3,), "memory-bound", ("spec ratio 4.0x", "only 28 %")),
+    ("RTX 4090", PAGE, "bf16", (1.2,), "memory-bound", ("45 %", "SDPA", "torch.compile")),
+    ("L4", PAGE, "bf16", (1.3,), "memory-bound", ("spec ratio 4.0x", "only 41 %")),
     ("L4", PAGE | LEAN, "bf16", (1.9,), "native", ("spec ratio 4.0x",)),
     ("A10G", PAGE, "tf32", (1.4,), "native", ("TF32 on tensor cores", "Not all of its rates")),
     ("RTX 4090 Laptop", PAGE, "bf16", (1.5,), "native", ("1.50x", "8.9", "no forecast")),
@@ -367,21 +371,26 @@ def test_every_expectation_agrees_with_the_panel(devices, machine):
 def test_the_words_of_a_small_step(devices):
     told = expect(devices["T4"], RunConfig(B=4, T=32))["fp16"]
     assert told.words == (
-        "Native, spec ratio 8.0x, but at B*T=128 tokens only 21 % of the fp32 step is matmul: "
-        "expect about 1.1x."
+        "Native, spec ratio 8.0x, but at B*T=128 tokens only 22 % of the fp32 step is matmul: "
+        "expect about 1.0x."
     )
 
 
-def test_the_estimate_is_amdahls_law(devices):
-    for settings in (LESSON, PAGE, PAGE | LEAN):
-        told = expect(devices["A100"], RunConfig(**settings))
-        share, ratio = told["fp32"].shares["matmul"], 156 / 19.5
-        assert told["tf32"].ratio == pytest.approx(ratio)
-        assert told["tf32"].speedup == pytest.approx(1 / ((1 - share) + share / ratio))
-        assert told["tf32"].most == pytest.approx(1 / (1 - share))
-        # bf16 and fp16 also cast
-        assert told["tf32"].speedup < told["bf16"].speedup < told["tf32"].most
-        assert told["bf16"].speedup == told["fp16"].speedup
+@pytest.mark.parametrize("settings", [LESSON, PAGE, LESSON | LEAN, PAGE | LEAN])
+def test_the_estimate_keeps_amdahls_law(devices, settings):
+    told = expect(devices["A100"], RunConfig(**settings))
+    share, ratio = told["fp32"].shares["matmul"], 156 / 19.5
+    law = 1 / ((1 - share) + share / ratio)
+    assert told["tf32"].ratio == pytest.approx(ratio)
+    # in TF32 the products of written-out attention wait for memory, and a short step for the host
+    assert 0.8 * law < told["tf32"].speedup <= law * 1.001
+    assert told["tf32"].speedup < told["tf32"].most <= 1.001 / (1 - share)
+    if settings == LESSON | LEAN:
+        assert told["tf32"].speedup == pytest.approx(law, rel=0.01)
+        assert told["tf32"].most == pytest.approx(1 / (1 - share), rel=0.15)
+    # bf16 and fp16 also cast, and fp16's scaler reads and writes every gradient once more
+    assert told["tf32"].speedup < told["bf16"].speedup < told["tf32"].most
+    assert 0.9 * told["bf16"].speedup < told["fp16"].speedup < told["bf16"].speedup
 
 
 def test_more_tokens_make_faster_matmuls_worth_more(devices):
@@ -402,151 +411,59 @@ def test_more_tokens_make_faster_matmuls_worth_more(devices):
         ("bf16", {}, 300),
         ("bf16", {"compile": True}, 130),
         ("bf16", {"compile": True, "attention": "sdpa"}, 96),
+        ("bf16", {"compile": True, "attention": "sdpa", "vocab_size": 50304}, 93),
+        ("bf16", {"compile": True, "vocab_size": 50304} | LEAN, 90),
     ],
 )
 def test_the_lessons_own_times_on_an_a100(devices, precision, settings, lesson_ms):
-    """Its B=16, T=1024; compiled and with fused attention as its video's chapters name them."""
+    """Its B=16, T=1024; the later ones as its video's chapters name them."""
     told = expect(devices["A100"], RunConfig(**LESSON, **settings))[precision]
-    assert told.seconds * 1000 == pytest.approx(lesson_ms, rel=0.25)
+    assert told.seconds * 1000 == pytest.approx(lesson_ms, rel=0.2)
 
 
 def test_a_probe_stands_in_for_the_datasheet(devices):
     """Rates of a 2-core EPYC with avx512_bf16; the README has the measured step times."""
     device = devices["CPU with avx512_bf16"]
-    probe = {"fp32": 162e9, "bf16": 366e9, "bandwidth": 37e9, "launch": 5e-6, "fp16": 1e9}
+    rates = probed(fp32=162e9, bf16=366e9, fp16=1e9, bandwidth=37e9, launch=5e-6)
     for sizes, measured in (({"B": 4, "T": 32}, 890 / 565), ({"B": 2, "T": 128}, 1491 / 831)):
-        told = expect(device, RunConfig(**sizes), probe)["bf16"]
+        told = expect(device, RunConfig(**sizes), rates)["bf16"]
         assert told.speedup == pytest.approx(measured, rel=0.1)
         assert told.basis == "probe"
         assert "measured matmul ratio 2.3x" in told.words
-    verdict = judge(device, outcome("bf16", 890 / 565), probe=probe, **FEW)
+    verdict = judge(device, outcome("bf16", 890 / 565), rates=rates, **FEW)
     assert verdict.cause == "native"
     assert "about the forecast" in verdict.words
     # a forward matmul says nothing of the scalar loop in backward
-    assert expect(device, RunConfig(), probe)["fp16"].speedup is None
+    assert expect(device, RunConfig(), rates)["fp16"].speedup is None
 
 
 def test_a_probe_gives_an_emulated_precision_a_figure(devices):
-    probe = {"fp32": 4e12, "bf16": 2e12, "fp16": 4e12, "bandwidth": 150e9, "launch": 1e-5}
-    told = expect(devices["GTX 1060"], RunConfig(**PAGE), probe)
+    rates = {"fp32": 4e12, "bf16": 2e12, "fp16": 4e12, "bandwidth": 150e9, "launch": 3e-6}
+    told = expect(devices["GTX 1060"], RunConfig(**PAGE), probed(**rates))
     assert told["bf16"].speedup == pytest.approx(0.6, abs=0.1)
     assert told["bf16"].words.startswith("Emulated, measured matmul ratio 0.50x: expect about 0.")
     assert "slower than fp32" in told["bf16"].words
-    faster = expect(devices["GTX 1060"], RunConfig(**PAGE), probe | {"bf16": 8e12})["bf16"]
+    faster = expect(devices["GTX 1060"], RunConfig(**PAGE), probed(**rates | {"bf16": 8e12}))[
+        "bf16"
+    ]
     assert "slower" not in faster.words
 
 
 @pytest.mark.parametrize(
-    "probe",
+    "rates",
     [
         {},
-        {"fp32": 1e12},
-        {"fp32": 1e12, "bf16": 2e12},
-        {"fp32": 1e12, "bf16": 0.0, "bandwidth": 1e11},
-        {"fp32": float("nan"), "bf16": 2e12, "bandwidth": 1e11},
-        {"fp32": 1e12, "bf16": 2e12, "bandwidth": -1.0},
-        {"fp32": 1e12, "bf16": float("inf"), "bandwidth": 1e11},
+        {"fp32": 1e12, "launch": 1e-6},
+        {"fp32": 1e12, "bf16": 2e12, "launch": 1e-6},
+        {"fp32": 1e12, "bf16": 2e12, "bandwidth": 1e11},
+        {"fp32": 1e12, "bf16": 0.0, "bandwidth": 1e11, "launch": 1e-6},
+        {"fp32": float("nan"), "bf16": 2e12, "bandwidth": 1e11, "launch": 1e-6},
+        {"fp32": 1e12, "bf16": 2e12, "bandwidth": -1.0, "launch": 1e-6},
+        {"fp32": 1e12, "bf16": float("inf"), "bandwidth": 1e11, "launch": 1e-6},
     ],
 )
-def test_what_a_probe_lacks_is_unknown(devices, probe):
-    told = expect(devices["A100"], RunConfig(**PAGE), probe)
+def test_what_a_probe_lacks_is_unknown(devices, rates):
+    told = expect(devices["A100"], RunConfig(**PAGE), probed(**rates))
     assert told["bf16"].speedup is None
     assert "no forecast" in told["bf16"].words
     assert told["fp32"].speedup == 1.0
-
-
-# --- the estimate's counts against torch's own operations
-
-MATMULS = {"mm", "addmm"}  # their traffic hides behind their arithmetic
-NO_WORK = {
-    *("device", "detach", "empty", "empty_like", "new_empty"),
-    *("view", "_unsafe_view", "_local_scalar_dense"),
-}
-# a gather reads a row of its argument for each that it returns, a scatter fills its result
-SPARSE = {"embedding", "nll_loss_forward", "nll_loss_backward", "embedding_dense_backward"}
-
-
-class Counter(TorchDispatchMode):
-    """Bytes read and written, and operations, of all that computes and is no plain matmul."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bytes = collections.Counter()
-        self.operations = collections.Counter()
-        self.part = ""
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        name = func.overloadpacket.__name__
-        given, made = (
-            [leaf for leaf in tree_iter(tree) if isinstance(leaf, torch.Tensor)]
-            for tree in ((args, kwargs), out)
-        )
-        if func.is_view or name in NO_WORK:
-            return out
-        self.operations[self.part] += 1
-        if name in MATMULS or "attention" in name:
-            return out
-        if name in SPARSE:
-            given = []
-        if name.startswith("_fused"):  # writes weights and both moments in place
-            made = [*args[0], *args[2], *args[3]]
-        self.bytes[self.part] += sum(t.numel() * t.element_size() for t in (*given, *made))
-        return out
-
-
-@functools.cache
-def counted(precision: str, attention: str, optimizer: str, B: int, T: int) -> Counter:
-    """One step of GPT-2 124M on fake tensors, AdamW's moments already there.
-
-    Under autocast softmax runs in float32, as it does on a GPU.
-    """
-    softmax = F.softmax
-    with contextlib.ExitStack() as stack:
-        if precision == "bf16":
-            in_float32 = functools.partial(softmax, dtype=torch.float32)
-            stack.enter_context(mock.patch.object(F, "softmax", in_float32))
-        stack.enter_context(FakeTensorMode())
-        model = GPT(MODELS["gpt2"], attention=attention)
-        x = y = torch.zeros(B, T, dtype=torch.long)
-        adamw = torch.optim.AdamW(model.parameters(), fused=optimizer == "fused" or None)
-        for weight in model.parameters():
-            weight.grad = torch.zeros_like(weight)
-        adamw.step()
-        adamw.zero_grad()
-        counter = stack.enter_context(Counter())
-        counter.part = "model"
-        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
-            _, loss = model(x, y)
-        loss.backward()
-        counter.part = "optimizer"
-        adamw.step()
-    return counter
-
-
-COUNTED = [("manual", "default", 4, 256), ("sdpa", "fused", 4, 64)]
-
-
-@pytest.mark.parametrize(("attention", "optimizer", "B", "T"), COUNTED)
-def test_traffic_and_launches_are_as_counted(attention, optimizer, B, T):
-    config = RunConfig(B=B, T=T, attention=attention, optimizer=optimizer)
-    seen = counted("fp32", attention, optimizer, B, T)
-    activations, of_optimizer = compare._traffic(config)
-    assert activations == pytest.approx(seen.bytes["model"], rel=0.1)
-    assert of_optimizer == pytest.approx(seen.bytes["optimizer"], rel=0.05)
-    launches = config.gpt.n_layer * compare._LAYER_LAUNCHES[attention]
-    assert launches == pytest.approx(seen.operations["model"], rel=0.1)
-
-
-@pytest.mark.parametrize(("attention", "optimizer", "B", "T"), COUNTED)
-def test_autocast_moves_as_many_bytes_more_as_counted(devices, attention, optimizer, B, T):
-    """The casts are estimated together with what 16-bit tensors save: the sum is what counts."""
-    config = RunConfig(B=B, T=T, attention=attention, optimizer=optimizer)
-    probe = {"fp32": 1e12, "bf16": 2e12, "bandwidth": 1e12, "launch": 1e-5}
-    told = expect(devices["CPU with avx512_bf16"], config, probe)["bf16"]
-    estimate = (1 - told.shares["matmul"] - told.shares["launches"]) * told.seconds * 1e12
-    seen = counted("bf16", attention, optimizer, B, T)
-    assert estimate == pytest.approx(sum(seen.bytes.values()), rel=0.12)
-    plain = counted("fp32", attention, optimizer, B, T)
-    more = seen.operations["model"] - plain.operations["model"]
-    assert config.gpt.n_layer * compare._CAST_LAUNCHES == pytest.approx(more, rel=0.15)

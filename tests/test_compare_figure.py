@@ -5,10 +5,10 @@ import dataclasses
 import pandas as pd
 import pytest
 
-from gpt2demo.compare import expect
 from gpt2demo.compare_figure import race_table, speedup_figure
 from gpt2demo.config import RunConfig
 from gpt2demo.device import probe_device
+from gpt2demo.expectation import expect
 from gpt2demo.race import Race
 from gpt2demo.records import RunRecord, StepMetrics
 from gpt2demo.runner import execute

@@ -27,7 +27,17 @@ FLOORS: dict[int, tuple[str, ...]] = {
     # the loop
     3: ("train",),
     # runs
-    4: ("runner", "limit", "race", "compare", "race_report", "board_import", "board", "hub"),
+    4: (
+        "runner",
+        "limit",
+        "race",
+        "expectation",
+        "compare",
+        "race_report",
+        "board_import",
+        "board",
+        "hub",
+    ),
     # figures and tables
     5: ("charts", "map_figure", "table", "compare_figure"),
     # what people see
@@ -66,7 +76,7 @@ ONLY_FROM: dict[str, set[int | str]] = {
     "charts": {0},
     "map_figure": {0, "charts"},
     "table": {0},
-    "compare_figure": {0, "charts", "race", "compare"},
+    "compare_figure": {0, "charts", "race", "expectation"},
     "memory": {0, 1},
     "fit": {0, 1, "memory"},
     "flops": {0, 1},

@@ -7,9 +7,10 @@ from typing import Any, Final
 
 import gradio as gr
 
-from gpt2demo.compare import Expectation, Verdict, expect, explain
+from gpt2demo.compare import Verdict, explain
 from gpt2demo.compare_figure import race_table, speedup_figure
 from gpt2demo.config import PRECISIONS, InputError, RunConfig
+from gpt2demo.expectation import Expectation, expect
 from gpt2demo.hub import Hub
 from gpt2demo.precision import PRECISION
 from gpt2demo.race import MAX_ROUNDS
