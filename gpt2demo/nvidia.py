@@ -1,8 +1,10 @@
 """NVIDIA's driver, and why torch does not use a GPU that is there."""
 
+import contextlib
 import re
 import shutil
 import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -30,6 +32,42 @@ def driver_version() -> str | None:
         return None
     found = re.search(r"Kernel Module(?: for \S+)?\s+(\d+(?:\.\d+)+)", text)
     return found[1] if found else None
+
+
+@contextlib.contextmanager
+def energy_counter(device: torch.device) -> Iterator[Callable[[], float | None]]:
+    """A reader of the joules that the GPU has used since its driver was loaded, all programs' work
+    included. It answers None where there is no such counter: on other devices, before Volta, on a
+    MIG slice, without the nvidia-ml-py package.
+    """
+    with contextlib.ExitStack() as stack:
+        handle = None
+        if device.type == "cuda" and not torch.version.hip:
+            try:
+                import pynvml  # optional: from nvidia-ml-py
+
+                uuid = str(torch.cuda.get_device_properties(device).uuid)
+                pynvml.nvmlInit()
+                stack.callback(_ignoring_errors, pynvml.nvmlShutdown)
+                # by UUID: CUDA_VISIBLE_DEVICES renumbers torch's devices and not NVML's
+                handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid.removeprefix('GPU-')}")
+            except Exception:  # as above
+                handle = None
+
+        def joules() -> float | None:
+            if handle is None:
+                return None
+            try:
+                return pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000
+            except Exception:
+                return None
+
+        yield joules
+
+
+def _ignoring_errors(call: Callable[[], object]) -> None:
+    with contextlib.suppress(Exception):
+        call()
 
 
 def is_present() -> bool:

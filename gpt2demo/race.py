@@ -312,7 +312,7 @@ def _loss_difference(
 
 
 def _energy(records: Sequence[RunRecord]) -> float | None:
-    """The median of the runs that measured their energy; a summary may lack the field."""
-    found = [getattr(record.summary, "joules_per_1000_tokens", None) for record in records]
+    """The median of the runs that measured their energy."""
+    found = [record.summary.joules_per_1000_tokens for record in records]
     known = [joules for joules in found if joules is not None]
     return statistics.median(known) if known else None

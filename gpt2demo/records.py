@@ -88,6 +88,7 @@ class RunSummary:
     peak_flops: float | None = None  # dense peak FLOP/s of the device in this precision
     mfu: float | None = None  # model FLOPs utilization, 1.0 = the dense peak; None = unknown
     peak_memory_bytes: int | None = None
+    joules_per_1000_tokens: float | None = None  # the GPU's own counter, without warm-up
     memory: RunMemory | None = None
     out_of_memory: OutOfMemory | None = None  # None = it did not run out
 

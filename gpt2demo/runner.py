@@ -11,11 +11,12 @@ from typing import Final
 
 import torch
 
-from gpt2demo import accelerator
+from gpt2demo import accelerator, nvidia
 from gpt2demo.compiling import ensure_cache_folder
 from gpt2demo.config import InputError, RunConfig
 from gpt2demo.data import load_tokens
 from gpt2demo.device import DeviceInfo, memory_free_bytes, resolve_device
+from gpt2demo.energy import EnergyMeter
 from gpt2demo.fit import FITS, Capacity, advice, capacity_for, smaller_that_fits
 from gpt2demo.flops import flops_per_token, mfu
 from gpt2demo.malloc import give_back
@@ -81,6 +82,7 @@ def execute(
     started = time.perf_counter()
     reason: str | None = None
     failure: _Failure | None = None
+    joules: float | None = None
     device = resolve_device(config.device)
     capacity = capacity_now(config, info, device)
     told = capacity.forecast(config)
@@ -101,12 +103,16 @@ def execute(
             raise WillNotFit(refusal)
         with (
             _limit(config, info, device, capacity),
+            nvidia.energy_counter(device) as read_joules,
             contextlib.closing(
                 train(config, tokens, device, should_stop, progress, capacity.tracker_budget())
             ) as run,
         ):
+            energy = EnergyMeter(read=read_joules, tokens_per_step=config.tokens_per_step)
             for step in run:
                 steps.append(step)
+                energy.after(step)
+                joules = energy.joules_per_1000_tokens
                 on_step(step)
     except InputError:
         raise
@@ -133,6 +139,7 @@ def execute(
         _summary(config, info, progress, steps, time.perf_counter() - started, reason, failure),
         memory=_memory(ran, capacity, capacity.verdict(told), steps, reserved, out_of_memory),
         out_of_memory=out_of_memory,
+        joules_per_1000_tokens=joules,
     )
 
 

@@ -25,6 +25,7 @@ _COLUMNS: Final[dict[str, str]] = {
     "tokens/sec median": "Float64",
     "loss (last step)": "Float64",
     "MFU %": "Float64",
+    "J per 1,000 tokens": "Float64",
     "peak memory GiB": "Float64",
     "forecast GiB": "Float64",
     "forecast error %": "Float64",
@@ -44,6 +45,7 @@ _SHOWN_DECIMALS: Final = {
     "tokens/sec median": 1,
     "loss (last step)": 4,
     "MFU %": 1,
+    "J per 1,000 tokens": 2,
     "peak memory GiB": 2,
     "forecast GiB": 2,
     "forecast error %": 2,
@@ -60,6 +62,7 @@ def _cells(record: RunRecord) -> Iterable[Any]:
     yield from (summary.step_ms_median, summary.step_ms_p25, summary.step_ms_p75)
     yield from (summary.tokens_per_sec_median, summary.final_loss)
     yield None if summary.mfu is None else summary.mfu * 100
+    yield summary.joules_per_1000_tokens
     yield None if memory is None else memory / _GIB
     yield None if told is None else told.forecast_bytes / _GIB
     yield None if told is None or told.error is None else told.error * 100

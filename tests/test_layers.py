@@ -23,7 +23,7 @@ FLOORS: dict[int, tuple[str, ...]] = {
         *("peaks", "host", "nvidia", "support", "device"),
     ),
     # what a run will take, and what can go wrong
-    2: ("flops", "memory", "fit", "oom", "tracker", "compiling", "roofline", "probe"),
+    2: ("flops", "memory", "fit", "oom", "tracker", "compiling", "roofline", "probe", "energy"),
     # the loop
     3: ("train",),
     # runs

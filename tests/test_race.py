@@ -37,12 +37,11 @@ def record(
         )
         for i, (ms, loss) in enumerate(zip(step_ms, losses, strict=True))
     )
-    kind = summary.pop("kind", RunSummary)
     return RunRecord(
         config=config.to_dict(),
         device={},
         steps=steps,
-        summary=kind(
+        summary=RunSummary(
             state=state,
             message=f"It {state}.",
             steps_done=len(steps),
@@ -355,13 +354,6 @@ def test_loss_differences_are_over_the_common_steps():
     assert found == [0.0, pytest.approx(0.1), pytest.approx(0.01), None]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Metered(RunSummary):
-    """A summary that knows its energy."""
-
-    joules_per_1000_tokens: float | None = None
-
-
 def test_each_precision_has_its_own_peak_memory_energy_and_skips():
     race = Race(CONFIG, ["fp32", "fp16"], rounds=2)
     given = {
@@ -375,7 +367,6 @@ def test_each_precision_has_its_own_peak_memory_energy_and_skips():
                 config,
                 [TRUE_MS[config.precision]] * 12,
                 flops_per_token=1e6,
-                kind=Metered,
                 joules_per_1000_tokens=next(joules),
                 **given[config.precision],
             )

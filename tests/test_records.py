@@ -164,6 +164,7 @@ summaries = st.builds(
     peak_flops=maybe,
     mfu=maybe,
     peak_memory_bytes=st.none() | counts,
+    joules_per_1000_tokens=st.none() | st.floats(0, 1e9),
     memory=st.none() | run_memories,
     out_of_memory=st.none() | out_of_memories,
 )

@@ -34,6 +34,7 @@ def record(**changes):
         tokens_per_sec_median=502.9,
         final_loss=8.25,
         mfu=0.375,
+        joules_per_1000_tokens=4.5,
         peak_memory_bytes=3 * 2**30,
         memory=RunMemory(
             forecast_bytes=3 * 2**30 + 3 * 2**28,
@@ -55,7 +56,7 @@ def record(**changes):
 
 def unknown():
     names = ("step_ms_median", "step_ms_p25", "step_ms_p75", "tokens_per_sec_median")
-    names += ("final_loss", "mfu", "peak_memory_bytes", "memory")
+    names += ("final_loss", "mfu", "joules_per_1000_tokens", "peak_memory_bytes", "memory")
     return record(state="out of memory", steps_done=0, **dict.fromkeys(names))
 
 
@@ -75,6 +76,7 @@ def test_the_table_has_a_row_a_run_with_units_in_its_columns():
         "tokens/sec median": 502.9,
         "loss (last step)": 8.25,
         "MFU %": 37.5,
+        "J per 1,000 tokens": 4.5,
         "peak memory GiB": 3.0,
         "forecast GiB": 3.75,
         "forecast error %": 25.0,
@@ -95,6 +97,7 @@ def test_the_table_has_a_row_a_run_with_units_in_its_columns():
         "tokens/sec median",
         "loss (last step)",
         "MFU %",
+        "J per 1,000 tokens",
         "peak memory GiB",
         "forecast GiB",
         "forecast error %",

@@ -222,6 +222,8 @@ def _summary_lines(
     if s.mfu is not None and s.peak_flops is not None:
         mfu = f"{s.mfu:.1%} of {s.peak_flops / 1e12:,.1f} TFLOP/s (dense peak in this precision)"
     rows.append(("MFU", mfu))
+    if s.joules_per_1000_tokens is not None:
+        rows.append(("energy", f"{s.joules_per_1000_tokens:,.2f} J per 1,000 tokens"))
     rows += _memory_rows(s)
     if steps:
         rows.append(("loss", f"{steps[0].loss:.4f} -> {steps[-1].loss:.4f}"))
