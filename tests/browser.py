@@ -6,9 +6,9 @@ import os
 import shutil
 import socket
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import gradio as gr
 import pytest
@@ -54,6 +54,20 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+_Built = TypeVar("_Built")
+
+
+def built(build: Callable[[], _Built]) -> _Built:
+    """What `build` makes of gradio's blocks, in a running event loop: without one gradio opens two
+    and leaves them open.
+    """
+
+    async def inside() -> _Built:
+        return build()
+
+    return asyncio.run(inside())
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import httpx
 import pytest
-from browser import served
+from browser import built, served
 
 from gpt2demo.config import RunConfig, Settings
 from gpt2demo.hub import Hub, Run
@@ -360,13 +360,8 @@ def test_a_page_has_one_stream_and_a_closed_one_frees_its_place():
 
 def test_what_shows_a_state_never_misses_the_last_one() -> None:
     hub = Hub(device="cpu")
-
-    async def built():
-        return page_module.build_demo(hub)
-
     try:
-        # in a running loop: without one gradio opens two and leaves them open
-        listeners = asyncio.run(built()).config["dependencies"]
+        listeners = built(lambda: page_module.build_demo(hub)).config["dependencies"]
     finally:
         hub.close()
     shows = {

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
+from itertools import compress
 from typing import Any, Final
 
 import gradio as gr
@@ -15,6 +16,7 @@ from gpt2demo.hub import Hub
 from gpt2demo.precision import PRECISION
 from gpt2demo.race import MAX_ROUNDS
 from gpt2demo.roofline import step_forecasts
+from gpt2demo.support import Support
 from gpt2demo.ui.controls import FIELDS, step_config
 from gpt2demo.ui.probe_words import probe_words
 from gpt2demo.ui.words import said, word_list
@@ -36,7 +38,7 @@ class CompareTab:
     """The tab's components and its handlers."""
 
     hub: Hub
-    precisions: gr.CheckboxGroup
+    precisions: dict[str, gr.Checkbox]
     rounds: gr.Slider
     race: gr.Button
     expected: gr.HTML
@@ -108,22 +110,12 @@ class CompareTab:
 
 def compare_tab(hub: Hub) -> CompareTab:
     """Build the tab's components in the Blocks that is open."""
-    support = hub.device_info.support
-    here = [p for p in PRECISIONS if support[p].status != "not available"]
-    missing = {p: support[p].reason for p in PRECISIONS if p not in here}
     gr.HTML(_INTRO, elem_classes="tab-intro", apply_default_css=False)
-    precisions = gr.CheckboxGroup(
-        [(f"{PRECISION[p].name}{_note(support[p].status)}", p) for p in here],
-        # what takes minutes a step, and what nobody trains in, is chosen on purpose only
-        value=[p for p in here if p != "fp64" and not support[p].slow],
-        label="Precisions",
-        elem_id="precisions",
-    )
-    if missing:
-        gr.HTML(
-            word_list({p: f"not available here. {reason}" for p, reason in missing.items()}),
-            apply_default_css=False,
-        )
+    with gr.Row(elem_id="precisions"):
+        precisions = {
+            precision: _chosen(precision, support)
+            for precision, support in hub.device_info.support.items()
+        }
     with gr.Row():
         rounds = gr.Slider(1, MAX_ROUNDS, 1, step=1, label="Rounds", elem_id="rounds")
         race = gr.Button("Race them", variant="primary", elem_id="race")
@@ -149,8 +141,18 @@ def compare_tab(hub: Hub) -> CompareTab:
     )
 
 
-def _note(status: str) -> str:
-    return "" if status == "native" else f" ({status} here)"
+def _chosen(precision: str, support: Support) -> gr.Checkbox:
+    """One precision's box; greyed, with the reason, where it does not run."""
+    there = support.status != "not available"
+    return gr.Checkbox(
+        # what takes minutes a step, and what nobody trains in, is chosen on purpose only
+        there and precision != "fp64" and not support.slow,
+        label=PRECISION[precision].name,
+        info=support.status if there else f"Not available: {support.reason}",
+        interactive=there,
+        min_width=150,
+        elem_id=f"race-{precision}",
+    )
 
 
 def _verdicts(told: Mapping[str, Verdict], expected: Mapping[str, Expectation]) -> str:
@@ -162,8 +164,11 @@ def _verdicts(told: Mapping[str, Verdict], expected: Mapping[str, Expectation]) 
     return f'<dl class="words">{rows}</dl>'
 
 
-def race_inputs(values: Sequence[Any]) -> tuple[Any, Any, Sequence[Any]]:
-    """Precisions, rounds, and the settings in the order of FIELDS."""
-    precisions, rounds, *settings = values
+def race_inputs(values: Sequence[Any]) -> tuple[list[str], Any, Sequence[Any]]:
+    """Precisions, rounds, and the settings in the order of FIELDS; the values as a race's inputs:
+    a truth by precision, in the order of PRECISIONS, the rounds, the settings.
+    """
+    count = len(PRECISIONS)
+    chosen, (rounds, *settings) = values[:count], values[count:]
     assert len(settings) == len(FIELDS)
-    return precisions, rounds, settings
+    return list(compress(PRECISIONS, chosen)), rounds, settings

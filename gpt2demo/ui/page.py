@@ -215,7 +215,7 @@ def build_demo(hub: Hub) -> gr.Blocks:
                 compare.race.click,
                 page.compare,
                 "compare",
-                [compare.precisions, compare.rounds, *settings_of_run],
+                [*compare.precisions.values(), compare.rounds, *settings_of_run],
             ),
             *(
                 (
