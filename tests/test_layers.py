@@ -85,7 +85,8 @@ ONLY_FROM: dict[str, set[int | str]] = {
     "app": {0, 4, 6},
     **dict.fromkeys(
         PAGE,
-        {0, 4, 5, "device", "precision", "memory", "fit", "flops", "peaks", "probe", "roofline"}
+        {0, 4, 5, "device", "support", "precision"}
+        | {"memory", "fit", "flops", "peaks", "probe", "roofline"}
         | (PAGE - {"ui.page"}),
     ),
 }
