@@ -9,7 +9,7 @@ import functools
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from gpt2demo.config import PRECISIONS
 
@@ -54,6 +54,24 @@ class GpuSpec:
     source: str  # addresses, parted by a space
     name_pattern: str = field(repr=False)
 
+    def to_dict(self) -> dict[str, Any]:
+        """The figures for JSON: GB/s and dense TFLOP/s, None = unknown; `sources` as a list."""
+        bandwidth = self.bandwidth_bytes_per_sec
+        return {
+            "name": self.display_name,
+            "architecture": self.architecture,
+            "compute_capability": self.compute_capability,
+            "memory_gib": self.memory_gib,
+            "bandwidth_gb_per_sec": None if bandwidth is None else bandwidth / 1e9,
+            "dense_tflops": {
+                precision: None if peak is None else float(f"{peak / 1e12:.6g}")
+                for precision, peak in self.peak_flops.items()
+            },
+            "tdp_watts": self.tdp_watts,
+            "notes": self.notes,
+            "sources": self.source.split(),
+        }
+
 
 @functools.lru_cache(maxsize=64)  # a watching page asks four times a second
 def find_gpu(name: str | None, memory_total_bytes: int | None) -> GpuSpec | None:
@@ -69,7 +87,7 @@ def find_gpu(name: str | None, memory_total_bytes: int | None) -> GpuSpec | None
     """
     if name is None or memory_total_bytes is None:
         return None
-    for spec in _specs():
+    for spec in all_gpus():
         share = memory_total_bytes / (spec.memory_gib * 2**30)
         if _LEAST_OF_NOMINAL <= share <= _MOST_OF_NOMINAL and re.fullmatch(spec.name_pattern, name):
             return spec
@@ -89,7 +107,8 @@ def peak_flops(name: str | None, memory_total_bytes: int | None, precision: str)
 
 
 @functools.cache
-def _specs() -> tuple[GpuSpec, ...]:
+def all_gpus() -> tuple[GpuSpec, ...]:
+    """Every GPU of the table, in its order: by maker and generation."""
     with _TABLE.open(encoding="utf-8", newline="") as file:
         return tuple(_spec(row) for row in csv.DictReader(file))
 
