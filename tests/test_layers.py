@@ -16,7 +16,7 @@ PACKAGE = ROOT / "gpt2demo"
 # fails the tests until it has its place here.
 FLOORS: dict[int, tuple[str, ...]] = {
     # settings, records, plain texts: nothing of torch
-    0: ("config", "records", "malloc", "corpora", "json_file"),
+    0: ("config", "records", "malloc", "corpora", "json_file", "formats"),
     # the model, its data, and the machine
     1: (
         *("accelerator", "model", "data", "precision"),
@@ -51,6 +51,7 @@ FLOORS: dict[int, tuple[str, ...]] = {
             "ui.memory_tab",
             "ui.probe_words",
         ),
+        *("ui.bits", "ui.precision_tab", "ui.specs_tab", "ui.present"),
         *("ui.compare_tab", "ui.board_tab", "ui.page"),
         *(
             "cli.output",
@@ -60,6 +61,8 @@ FLOORS: dict[int, tuple[str, ...]] = {
             "cli.memory",
             "cli.probe",
             "cli.device",
+            "cli.bits",
+            "cli.specs",
             "cli",
         ),
         "__main__",

@@ -17,7 +17,10 @@ def add(verbs: Any) -> None:
         "bits",
         _bits,
         help="show a number bit by bit in fp64, fp32, TF32, bf16, fp16 and int8",
-        description="Show a number bit by bit in every format: value, error, gap and range.",
+        description=(
+            "Show a number bit by bit in every format: its value there, the error, the gap to the "
+            "next number, and the range."
+        ),
         epilog="0 printed, 2 refused input, 1 anything else",
     )
     parser.set_defaults(json=False, largest="1")
@@ -47,7 +50,7 @@ def _bits(args: argparse.Namespace, interruption: Interruption) -> int:
             ("bits", bits or "none"),
             ("value", f"{held['value_text']} ({held['state']})"),
             ("error", _error(held)),
-            ("gap", _figure(held["gap"], "none") + " to the next number"),
+            ("gap", _figure(held["gap"], "none")),
             ("range", _range(held)),
         ]
         title = FORMATS[name].name if name in FORMATS else name

@@ -27,6 +27,9 @@ from gpt2demo.ui.downloads import LINKS, LINKS_SCRIPT, download_routes
 from gpt2demo.ui.link import LINKED, result_in, settings_in
 from gpt2demo.ui.live import live_view, plotly_route
 from gpt2demo.ui.memory_tab import failure_panel, memory_tab
+from gpt2demo.ui.precision_tab import precision_tab
+from gpt2demo.ui.present import head
+from gpt2demo.ui.specs_tab import specs_tab
 from gpt2demo.ui.stream import Feed
 
 log = logging.getLogger(__name__)
@@ -199,6 +202,10 @@ def build_demo(hub: Hub) -> gr.Blocks:
                         memory = memory_tab(hub)
                     with gr.Tab("Compare", elem_id="compare-tab"):
                         compare = compare_tab(hub)
+                    with gr.Tab("Precision", elem_id="precision-tab"):
+                        precision_tab()
+                    with gr.Tab("Specs", elem_id="specs-tab"):
+                        specs_tab(hub.device_info)
                     with gr.Tab("Board", elem_id="board-tab") as board_opened:
                         board = board_tab(hub)
         of_memory = column.named(MEMORY_FIELDS, budget_gib=memory.budget_gib)
@@ -344,7 +351,9 @@ def launch_options(hub: Hub) -> dict[str, Any]:
             _ASSETS / "style.css",
             _ASSETS / "memory.css",
             _ASSETS / "fit_map.css",
+            _ASSETS / "precision.css",
         ],
+        "head": head(),
         "footer_links": ["api", "settings"],
         "run_history": False,
         "share": False,

@@ -1,0 +1,19 @@
+"""The Precision tab: a number bit by bit, and what follows from the formats' ranges."""
+
+from typing import Final
+
+import gradio as gr
+
+from gpt2demo.ui.bits import bits_view, why_cards
+
+_INTRO: Final = (
+    "<p>What a format makes of a number: its bits, the value it is rounded to, the error, and the "
+    "gap to the next number. Type one, or drag its size.</p>"
+)
+
+
+def precision_tab() -> None:
+    """Build the tab's components in the Blocks that is open."""
+    gr.HTML(_INTRO, elem_classes="tab-intro", apply_default_css=False)
+    bits_view()
+    gr.HTML(why_cards(), elem_id="why", apply_default_css=False)

@@ -1,0 +1,28 @@
+"""Large type for a room: `?present=1` in the page's address.
+
+Texts of our own are enlarged by `assets/present.css`, charts that a script of ours draws by the
+`--chart-scale` that it sets, and figures that gradio draws by `chart_scale`.
+"""
+
+from pathlib import Path
+from typing import Final
+
+import gradio as gr
+
+SCALE: Final = 1.8  # of charts and texts; assets/present.css holds the same
+_STYLE: Final = Path(__file__).parents[2] / "assets" / "present.css"
+_SCRIPT: Final = (
+    'if (new URLSearchParams(location.search).get("present") === "1")'
+    ' document.documentElement.classList.add("present");'
+)
+
+
+def head() -> str:
+    """What goes into the page's head."""
+    style = _STYLE.read_text(encoding="utf-8")
+    return f"<script>{_SCRIPT}</script>\n<style>{style}</style>"
+
+
+def chart_scale(request: gr.Request) -> float:
+    """How much larger than usual the asking page shows its figures."""
+    return SCALE if request.query_params.get("present") == "1" else 1.0

@@ -1,0 +1,97 @@
+"""The Specs tab: the table of GPUs that MFU and the verdicts use, this machine's row marked."""
+
+from html import escape
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import gradio as gr
+import pandas as pd
+
+from gpt2demo.config import PRECISIONS
+from gpt2demo.device import DeviceInfo
+from gpt2demo.peaks import GpuSpec, all_gpus, find_gpu
+
+_INTRO: Final = (
+    "<p>Published peaks in TFLOP/s, dense: the sparse figures of data sheets, twice as high, are "
+    "nowhere in here. Blank = no source gives the figure, or the GPU has no units for it. MFU and "
+    "the verdicts read this very table.</p>"
+)
+_HERE: Final = " (this machine)"
+_NAMES: Final = {"tf32": "TF32"}  # the others are called as their ids are
+_WIDTHS: Final = {"GPU": 290, "sources": 330, "notes": 620, "architecture": 180}  # px
+
+
+def specs_table(here: GpuSpec | None) -> pd.DataFrame:
+    """One row a GPU, `here` first and marked, NA for what is unknown; sources as Markdown links."""
+    specs = sorted(all_gpus(), key=lambda spec: spec is not here)  # stable: the others keep order
+    told = [spec.to_dict() for spec in specs]
+    columns: dict[str, Any] = {
+        "GPU": [row["name"] + (_HERE if spec is here else "") for row, spec in _both(told, specs)]
+    }
+    for precision in PRECISIONS:
+        columns[f"{_NAMES.get(precision, precision)} TFLOP/s"] = _numbers(
+            [row["dense_tflops"][precision] for row in told]
+        )
+    columns |= {
+        "memory GiB": _numbers([row["memory_gib"] for row in told]),
+        "GB/s": _numbers([row["bandwidth_gb_per_sec"] for row in told]),
+        "architecture": [row["architecture"] for row in told],
+        "sources": [" ".join(map(_link, row["sources"])) for row in told],
+        "notes": [row["notes"] for row in told],
+    }
+    return pd.DataFrame(columns)
+
+
+def specs_tab(info: DeviceInfo) -> gr.Dataframe:
+    """Build the tab's components in the Blocks that is open."""
+    here = find_gpu(info.name, info.memory_total_bytes)
+    gr.HTML(_INTRO, elem_classes="tab-intro", apply_default_css=False)
+    gr.HTML(_about(info, here), elem_id="specs-here", apply_default_css=False)
+    table = specs_table(here)
+    return gr.Dataframe(
+        _marked(table) if here else table,
+        datatype=["markdown" if name == "sources" else _kind(table[name]) for name in table],
+        interactive=False,
+        elem_id="specs",
+        column_widths=[_WIDTHS.get(name, 120) for name in table],
+        show_search="filter",
+        pinned_columns=1,
+        max_height=560,
+        buttons=[],
+    )
+
+
+def _both(told: list[dict[str, Any]], specs: list[GpuSpec]) -> zip:
+    return zip(told, specs, strict=True)
+
+
+def _numbers(figures: list[float | None]) -> pd.api.extensions.ExtensionArray:
+    return pd.array(figures, dtype="Float64")
+
+
+def _kind(column: pd.Series) -> str:
+    return "number" if pd.api.types.is_numeric_dtype(column) else "str"
+
+
+def _link(address: str) -> str:
+    """The address as a Markdown link that says whose it is."""
+    parts = urlsplit(address)
+    whose = parts.netloc.removeprefix("www.")
+    if whose == "github.com":
+        whose = "/".join(parts.path.split("/")[1:3])
+    return f"[{whose}]({address})"
+
+
+def _marked(table: pd.DataFrame) -> Any:
+    """The table with its first row, this machine's, on a ground of its own."""
+    ground = "background-color: color-mix(in srgb, #0072b2 28%, transparent); font-weight: 700"
+    return table.style.apply(lambda row: [ground if row.name == 0 else ""] * len(row), axis=1)
+
+
+def _about(info: DeviceInfo, here: GpuSpec | None) -> str:
+    """What this machine is in the table, in one sentence."""
+    name = escape(info.name or "This device, whose name is unknown,")
+    if here is None:
+        why = "a CPU" if info.type == "cpu" else "its peaks are unknown here, and so is its MFU"
+        return f"<p>This machine: {name} is not in the table ({why}).</p>"
+    return f"<p>This machine: <b>{name}</b>, the first row.</p>"
