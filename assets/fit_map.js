@@ -127,7 +127,7 @@ function cells(code) {
 
 // A frontier, and below it a wider line that keeps it apart from the cells.
 function frontier(line) {
-  const width = line.chosen ? 3.5 : 2;
+  const width = chartScale() * (line.chosen ? 3.5 : 2);
   const below = { color: theme.ground, width: width + 2.5 };
   const common = {
     type: "scatter",
@@ -167,20 +167,20 @@ function traces() {
   const ran = map.marks.filter((mark) => mark.passed);
   const failed = map.marks.filter((mark) => !mark.passed);
   const solid = { color: theme.text, opacity: 1, line: around };
-  const ring = (width, color) => ({ symbol: "circle-open", size: 17, color, line: { width } });
+  const ring = (width, color) => ({ symbol: "circle-open", size: 17 * chartScale(), color, line: { width } });
   const now = { hoverinfo: "skip", hovertemplate: undefined };
   return [
     ...Object.keys(setup.codes).map(cells),
     ...map.lines.flatMap(frontier),
-    spots("ran", ran, { ...solid, symbol: "circle", size: MARK_SIZE }),
-    spots("out of memory", failed, { ...solid, symbol: "x", size: MARK_SIZE }),
+    spots("ran", ran, { ...solid, symbol: "circle", size: MARK_SIZE * chartScale() }),
+    spots("out of memory", failed, { ...solid, symbol: "x", size: MARK_SIZE * chartScale() }),
     { ...spots("below now", [map.current], ring(6, theme.ground)), ...now },
     { ...spots("now", [map.current], ring(3, theme.text)), ...now },
   ];
 }
 
 function layoutNow() {
-  const layout = structuredClone(setup.figure.layout);
+  const layout = enlarged(structuredClone(setup.figure.layout));
   layout.paper_bgcolor = layout.plot_bgcolor = "rgba(0,0,0,0)";
   layout.font.color = theme.text;
   layout.font.family = getComputedStyle(element).fontFamily;

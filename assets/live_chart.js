@@ -381,7 +381,8 @@ function hoverText(run) {
 
 function trace(run, panel) {
   const { "marker.color": markerColour, ...data } = columns(run, panel, run.rows);
-  const line = { color: colour(run), width: run.live ? 2.5 : 1.25, dash: run.dash };
+  const scale = chartScale();
+  const line = { color: colour(run), width: scale * (run.live ? 2.5 : 1.25), dash: run.dash };
   return {
     type: "scatter",
     mode: "lines+markers",
@@ -396,11 +397,11 @@ function trace(run, panel) {
     line,
     marker: {
       symbol: run.symbol,
-      size: run.live ? 6 : 4.5,
+      size: scale * (run.live ? 6 : 4.5),
       opacity: 1,
       maxdisplayed: run.live || run.rows.length <= 60 ? 60 : 20,
       color: markerColour,
-      line: { color: line.color, width: 1.5 },
+      line: { color: line.color, width: 1.5 * scale },
     },
     // one entry a run, from the panel whose value is always finite and never outside its axis
     hoverinfo: panel.key === "tps" ? "all" : "none",
@@ -452,7 +453,7 @@ function fit(layout) {
 }
 
 function layoutNow() {
-  const layout = structuredClone(setup.figure.layout);
+  const layout = enlarged(structuredClone(setup.figure.layout));
   layout.paper_bgcolor = layout.plot_bgcolor = "rgba(0,0,0,0)";
   layout.font.color = theme.text;
   layout.font.family = getComputedStyle(element).fontFamily;

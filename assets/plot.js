@@ -1,4 +1,4 @@
-// What the live view and the fit map share; ui/live.py puts it in front of either script.
+// What the page's scripts share; ui/live.py puts it in front of each of them.
 
 function node(tag, className, ...children) {
   const made = document.createElement(tag);
@@ -29,4 +29,21 @@ function loadPlotly() {
     document.head.append(script);
   });
   return window.gpt2demoPlotly;
+}
+
+// How much larger than usual charts are: assets/present.css sets it for a room.
+const chartScale = () =>
+  Number(getComputedStyle(document.documentElement).getPropertyValue("--chart-scale")) || 1;
+
+// The layout of a chart with texts and margins as large as the room wants them.
+function enlarged(layout) {
+  const scale = chartScale();
+  if (scale === 1) return layout;
+  layout.font.size *= scale;
+  if (layout.hoverlabel) layout.hoverlabel.font.size *= scale;
+  for (const side of ["l", "r", "t", "b"]) layout.margin[side] *= scale;
+  for (const note of layout.annotations || []) {
+    for (const shift of ["xshift", "yshift"]) if (note[shift]) note[shift] *= scale;
+  }
+  return layout;
 }

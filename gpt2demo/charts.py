@@ -205,3 +205,19 @@ def base_figure() -> dict[str, Any]:
             for key, _, name, _, _ in _PANELS
         ],
     }
+
+
+def enlarged(figure: go.Figure, scale: float) -> go.Figure:
+    """The figure for a room: its height, margins, texts and marker sizes `scale` times as large.
+
+    The figure itself is changed. Whatever is to grow must be set in it: plotly's defaults stay.
+    """
+    layout = figure.layout
+    layout.height *= scale
+    layout.font.size *= scale
+    for side in ("l", "r", "t", "b"):
+        layout.margin[side] *= scale
+    for trace in figure.select_traces({"type": "scatter"}):
+        if trace.marker.size is not None:
+            trace.marker.size *= scale
+    return figure

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import gradio as gr
 
+from gpt2demo.charts import enlarged
 from gpt2demo.compare import Verdict, explain
 from gpt2demo.compare_figure import race_table, speedup_figure
 from gpt2demo.config import PRECISIONS, InputError, RunConfig
@@ -18,6 +19,7 @@ from gpt2demo.race import MAX_ROUNDS
 from gpt2demo.roofline import step_forecasts
 from gpt2demo.support import Support
 from gpt2demo.ui.controls import FIELDS, step_config
+from gpt2demo.ui.present import chart_scale
 from gpt2demo.ui.probe_words import probe_words
 from gpt2demo.ui.words import said, word_list
 
@@ -91,8 +93,8 @@ class CompareTab:
         told = expect(self.hub.device_info, config, self.hub.rates())
         return word_list({precision: told[precision].words for precision in PRECISIONS})
 
-    def results(self) -> tuple[Any, Any, str]:
-        """Figure, table and verdicts of the last race."""
+    def results(self, request: gr.Request) -> tuple[Any, Any, str]:
+        """Figure, table and verdicts of the last race; the figure as large as the page's type."""
         race = self.hub.race
         if race is None or not race.runs_done:
             return gr.update(visible=False), gr.update(visible=False), said(_WAITING)
@@ -101,8 +103,9 @@ class CompareTab:
         rates = self.hub.rates()
         expected = expect(device, race.config, rates)
         told = explain(device, race.config, results, rates)
+        figure = enlarged(speedup_figure(results, expected), chart_scale(request))
         return (
-            gr.update(visible=True, value=speedup_figure(results, expected)),
+            gr.update(visible=True, value=figure),
             gr.update(visible=True, value=race_table(results)),
             said(race.message or race.doing + ".") + _verdicts(told, expected),
         )

@@ -28,7 +28,7 @@ from gpt2demo.ui.link import LINKED, result_in, settings_in
 from gpt2demo.ui.live import live_view, plotly_route
 from gpt2demo.ui.memory_tab import failure_panel, memory_tab
 from gpt2demo.ui.precision_tab import precision_tab
-from gpt2demo.ui.present import head
+from gpt2demo.ui.present import LINK, head
 from gpt2demo.ui.specs_tab import specs_tab
 from gpt2demo.ui.stream import Feed
 
@@ -39,7 +39,8 @@ _UPDATE_SEC: Final = 0.25
 _BEAT_SEC: Final = 3.0  # an idle stream says so, or a closed tab would never be noticed
 _TITLE: Final = (
     '<header class="title"><h1>gpt2demo</h1>'
-    "<p>Train GPT-2 here, live: what does a precision buy on this machine, and why?</p></header>"
+    "<p>Train GPT-2 here, live: what does a precision buy on this machine, and why?</p>"
+    f"{LINK}</header>"
 )
 _PRIVATE: Final[dict[str, Any]] = {
     "api_visibility": "private",

@@ -11,9 +11,22 @@ import gradio as gr
 
 SCALE: Final = 1.8  # of charts and texts; assets/present.css holds the same
 _STYLE: Final = Path(__file__).parents[2] / "assets" / "present.css"
-_SCRIPT: Final = (
-    'if (new URLSearchParams(location.search).get("present") === "1")'
-    ' document.documentElement.classList.add("present");'
+# The link changes this one parameter: a page that was opened dark, or with settings, stays so.
+_SCRIPT: Final = """
+if (new URLSearchParams(location.search).get("present") === "1")
+  document.documentElement.classList.add("present");
+document.addEventListener("click", (event) => {
+  if (!event.target.closest?.("a.type")) return;
+  event.preventDefault();
+  const here = new URL(location.href);
+  if (here.searchParams.get("present") === "1") here.searchParams.delete("present");
+  else here.searchParams.set("present", "1");
+  location.assign(here);
+});
+"""
+LINK: Final = (
+    '<a class="type" href="?present=1"><span class="type-large">Large type, for a room</span>'
+    '<span class="type-normal">Normal type</span></a>'
 )
 
 

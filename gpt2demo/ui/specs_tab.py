@@ -12,13 +12,13 @@ from gpt2demo.device import DeviceInfo
 from gpt2demo.peaks import GpuSpec, all_gpus, find_gpu
 
 _INTRO: Final = (
-    "<p>Published peaks in TFLOP/s, dense: the sparse figures of data sheets, twice as high, are "
-    "nowhere in here. Blank = no source gives the figure, or the GPU has no units for it. MFU and "
-    "the verdicts read this very table.</p>"
+    "<p>Published dense peaks: the sparse figures of data sheets, twice as high, are left out. "
+    "Blank = no source gives the figure, or the GPU has no units for it. MFU and the verdicts read "
+    "this very table.</p>"
 )
 _HERE: Final = " (this machine)"
 _NAMES: Final = {"tf32": "TF32"}  # the others are called as their ids are
-_WIDTHS: Final = {"GPU": 290, "sources": 330, "notes": 620, "architecture": 180}  # px
+_WIDTHS: Final = {"GPU": 210, "sources": 330, "notes": 900, "architecture": 210}  # px
 
 
 def specs_table(here: GpuSpec | None) -> pd.DataFrame:
@@ -26,7 +26,7 @@ def specs_table(here: GpuSpec | None) -> pd.DataFrame:
     specs = sorted(all_gpus(), key=lambda spec: spec is not here)  # stable: the others keep order
     told = [spec.to_dict() for spec in specs]
     columns: dict[str, Any] = {
-        "GPU": [row["name"] + (_HERE if spec is here else "") for row, spec in _both(told, specs)]
+        "GPU": [_short(spec) + (_HERE if spec is here else "") for spec in specs]
     }
     for precision in PRECISIONS:
         columns[f"{_NAMES.get(precision, precision)} TFLOP/s"] = _numbers(
@@ -35,8 +35,9 @@ def specs_table(here: GpuSpec | None) -> pd.DataFrame:
     columns |= {
         "memory GiB": _numbers([row["memory_gib"] for row in told]),
         "GB/s": _numbers([row["bandwidth_gb_per_sec"] for row in told]),
-        "architecture": [row["architecture"] for row in told],
         "sources": [" ".join(map(_link, row["sources"])) for row in told],
+        "maker": [row["name"].partition(" ")[0] for row in told],
+        "architecture": [row["architecture"] for row in told],
         "notes": [row["notes"] for row in told],
     }
     return pd.DataFrame(columns)
@@ -46,7 +47,9 @@ def specs_tab(info: DeviceInfo) -> gr.Dataframe:
     """Build the tab's components in the Blocks that is open."""
     here = find_gpu(info.name, info.memory_total_bytes)
     gr.HTML(_INTRO, elem_classes="tab-intro", apply_default_css=False)
-    gr.HTML(_about(info, here), elem_id="specs-here", apply_default_css=False)
+    gr.HTML(
+        _about(info, here), elem_id="specs-here", elem_classes="tab-intro", apply_default_css=False
+    )
     table = specs_table(here)
     return gr.Dataframe(
         _marked(table) if here else table,
@@ -57,12 +60,14 @@ def specs_tab(info: DeviceInfo) -> gr.Dataframe:
         show_search="filter",
         pinned_columns=1,
         max_height=560,
+        wrap=True,
         buttons=[],
     )
 
 
-def _both(told: list[dict[str, Any]], specs: list[GpuSpec]) -> zip:
-    return zip(told, specs, strict=True)
+def _short(spec: GpuSpec) -> str:
+    """The name without its maker, which has a column of its own: a phone is narrow."""
+    return spec.display_name.partition(" ")[2]
 
 
 def _numbers(figures: list[float | None]) -> pd.api.extensions.ExtensionArray:
