@@ -15,8 +15,11 @@ const matchers = Object.fromEntries(
 
 class Refusal extends Error {}
 
-// As Python's repr of the first 60 characters, near enough to recognise what was typed.
-const quoted = (text) => `'${text.length > 60 ? `${text.slice(0, 57)}...` : text}'`;
+// as config.shown quotes it: at most 60 characters
+function quoted(text) {
+  const shown = `'${text.slice(0, 60)}'`;
+  return shown.length <= 60 ? shown : `${shown.slice(0, 57)}...`;
+}
 const refuse = (why, text = "") =>
   new Refusal(setup.refusals[why].replace("{shown}", () => quoted(text)));
 

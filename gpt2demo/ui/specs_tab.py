@@ -18,7 +18,7 @@ _INTRO: Final = (
 )
 _HERE: Final = " (this machine)"
 _NAMES: Final = {"tf32": "TF32"}  # the others are called as their ids are
-_WIDTHS: Final = {"GPU": 210, "sources": 330, "notes": 900, "architecture": 210}  # px
+_WIDTHS: Final = {"GPU": 210, "sources": 560, "notes": 900, "architecture": 210}  # px
 
 
 def specs_table(here: GpuSpec | None) -> pd.DataFrame:
