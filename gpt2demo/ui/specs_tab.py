@@ -14,7 +14,7 @@ from gpt2demo.peaks import GpuSpec, all_gpus, find_gpu
 _INTRO: Final = (
     "<p>Published dense peaks: the sparse figures of data sheets, twice as high, are left out. "
     "Blank = no source gives the figure, or the GPU has no units for it. MFU and the verdicts read "
-    "this very table.</p>"
+    "this very table. The menu beside a column's name sorts and filters by it.</p>"
 )
 _HERE: Final = " (this machine)"
 _NAMES: Final = {"tf32": "TF32"}  # the others are called as their ids are
@@ -90,7 +90,9 @@ def _link(address: str) -> str:
 def _marked(table: pd.DataFrame) -> Any:
     """The table with its first row, this machine's, on a ground of its own."""
     ground = "background-color: color-mix(in srgb, #0072b2 28%, transparent); font-weight: 700"
-    return table.style.apply(lambda row: [ground if row.name == 0 else ""] * len(row), axis=1)
+    marked = table.style.apply(lambda row: [ground if row.name == 0 else ""] * len(row), axis=1)
+    figures = [name for name in table if _kind(table[name]) == "number"]
+    return marked.format("{:g}", subset=figures, na_rep="")
 
 
 def _about(info: DeviceInfo, here: GpuSpec | None) -> str:
