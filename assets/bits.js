@@ -2,8 +2,8 @@
 // ui/bits.py puts `const setup = {...}` (formats, patterns, refusals, examples) and plot.js in front.
 //
 // Everything is computed here, so that a drag answers at once and thirty visitors cost the server
-// nothing. It is the arithmetic of formats.py on whole numbers (BigInt): a test holds the two
-// against each other. What is typed goes into text nodes only.
+// nothing. It is the arithmetic of literals.py and formats.py on whole numbers (BigInt): a test
+// holds the two against each other. What is typed goes into text nodes only.
 
 const view = element.querySelector(".bits");
 
@@ -200,7 +200,7 @@ function errorText(held, number) {
   if (!held.error.n) return "0";
   const size = held.error.n < 0n ? -held.error.n : held.error.n;
   const share = scientific({ n: size * number.d, d: held.error.d * number.n });
-  return `${scientific(held.error)} (${share} of the number)`;
+  return `${scientific(held.error)} (${share === "1" ? "all" : share} of the number)`;
 }
 
 // ---------------------------------------------------------------- the page's nodes

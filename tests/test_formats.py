@@ -12,15 +12,8 @@ import pytest
 
 from gpt2demo import cli
 from gpt2demo.config import InputError
-from gpt2demo.formats import (
-    FORMATS,
-    Number,
-    bits_report,
-    hold,
-    hold_int8,
-    parse_largest,
-    parse_number,
-)
+from gpt2demo.formats import FORMATS, bits_report, hold, hold_int8
+from gpt2demo.literals import Number, parse_largest, parse_number
 
 COUNT = 10_000
 TYPES = {

@@ -10,7 +10,7 @@ import pytest
 from browser import served
 from playwright.sync_api import TimeoutError
 
-from gpt2demo import formats
+from gpt2demo import formats, literals
 from gpt2demo.config import InputError, RunConfig
 from gpt2demo.hub import Hub
 from gpt2demo.peaks import all_gpus
@@ -135,8 +135,8 @@ def test_the_widget_shows_what_formats_compute(page):
     texts = [*SPECIAL, *some_texts(600)]
     shown = page.evaluate(SHOWN, texts)
     for text, told in zip(texts, shown, strict=True):
-        number = formats.parse_number(text)
-        largest = formats.parse_largest("1")
+        number = literals.parse_number(text)
+        largest = literals.parse_largest("1")
         held = {name: formats.hold(number, form) for name, form in formats.FORMATS.items()}
         held["int8"] = formats.hold_int8(number, largest)
         assert told.keys() == {"formats", "seconds"}, text
@@ -164,7 +164,7 @@ def close(text, exact):
     if exact is None:
         assert text == "none"
         return
-    said = formats.parse_number(text)
+    said = literals.parse_number(text)
     size = abs(exact)
     assert abs(said.size - size) <= size / 199, (text, float(exact))
     assert not size or said.negative == (exact < 0)
@@ -175,7 +175,7 @@ def test_what_is_refused_is_refused_in_the_same_words(page):
     before = page.evaluate(SHOWN, ["0.1"])[0]["formats"]
     for text, told in zip(REFUSED, page.evaluate(SHOWN, REFUSED), strict=True):
         with pytest.raises(InputError) as refused:
-            formats.parse_number(text)
+            literals.parse_number(text)
         assert told.get("refused") == str(refused.value)
     assert page.evaluate("window.hacked") is None
     assert page.evaluate("document.querySelectorAll('#bits img').length") == 0

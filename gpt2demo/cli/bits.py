@@ -63,7 +63,8 @@ def _error(held: dict[str, Any]) -> str:
     if held["relative_error"] is None:
         return _figure(held["error"], "none: no finite difference")
     error = _figure(held["error"], "smaller than a float64 can hold")
-    return f"{error} ({held['relative_error']:.3g} of the number)"
+    share = held["relative_error"]
+    return f"{error} ({'all' if share == 1 else f'{share:.3g}'} of the number)"
 
 
 def _range(held: dict[str, Any]) -> str:

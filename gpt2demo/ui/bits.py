@@ -1,7 +1,7 @@
 """A number bit by bit in every format: the component, and the words about the formats' ranges.
 
 The browser computes what it shows (`assets/bits.js`), so that a drag answers at once; formats,
-grammar and refusals come from formats.py.
+grammar and refusals come from formats.py and literals.py.
 """
 
 from html import escape
@@ -9,15 +9,14 @@ from typing import Any, Final
 
 import gradio as gr
 
-from gpt2demo.formats import (
-    FORMATS,
-    INT8_MOST,
+from gpt2demo.formats import FORMATS, INT8_MOST, FloatFormat
+from gpt2demo.literals import (
+    LARGEST_RANGE,
     LARGEST_REFUSAL,
     MOST_CHARS,
     MOST_EXPONENT,
     PATTERNS,
     REFUSALS,
-    FloatFormat,
 )
 from gpt2demo.ui.live import plot_script
 
@@ -63,7 +62,7 @@ def bits_view() -> gr.HTML:
         "mostChars": MOST_CHARS,
         "mostExponent": MOST_EXPONENT,
         "int8Most": INT8_MOST,
-        "largestRange": ["1e-30", "1e30"],
+        "largestRange": [f"{limit:g}" for limit in LARGEST_RANGE],
         "axis": _AXIS,
         "examples": _EXAMPLES,
         "legend": _LEGEND,
