@@ -15,6 +15,7 @@ from gpt2demo.config import InputError, RunConfig
 from gpt2demo.hub import Hub
 from gpt2demo.peaks import all_gpus
 from gpt2demo.ui.page import build_demo, launch_options
+from gpt2demo.ui.present import SCALE
 from gpt2demo.ui.specs_tab import specs_table
 
 pytestmark = [
@@ -330,6 +331,8 @@ def wait_legible(page, selector, theme):
 
 def test_every_chart_is_legible_from_the_back_row(page):
     page.set_viewport_size(ROOM)
+    scale = "getComputedStyle(document.documentElement).getPropertyValue('--chart-scale')"
+    assert float(page.evaluate(scale)) == SCALE
     for tab in TEXTS:
         open_tab(page, tab)
         for theme in ("light", "dark"):

@@ -37,5 +37,8 @@ def head() -> str:
 
 
 def chart_scale(request: gr.Request) -> float:
-    """How much larger than usual the asking page shows its figures."""
+    """How much larger than usual the asking page shows the figures that gradio draws.
+
+    The server does not know the screen: `?present=1` on a phone enlarges these figures too.
+    """
     return SCALE if request.query_params.get("present") == "1" else 1.0
