@@ -4,12 +4,13 @@ A run belongs to the hub and not to the page that started it. Pages only look; t
 run's steps is its thread.
 """
 
+import contextlib
 import logging
 import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -20,6 +21,7 @@ from gpt2demo.config import InputError, RunConfig, Settings
 from gpt2demo.data import load_tokens
 from gpt2demo.device import DeviceInfo, probe_device, resolve_device
 from gpt2demo.fit import Capacity, capacity_for
+from gpt2demo.inside import MAX_SECONDS, Inspection, inspect_step
 from gpt2demo.limit import LimitSearch
 from gpt2demo.malloc import share_main_arena
 from gpt2demo.probe import ProbeResult, probe_rates
@@ -132,7 +134,8 @@ class Hub:
         self.search: LimitSearch | None = None
         self.race: Race | None = None
         self.probed: ProbeResult | None = None
-        self._probing = False
+        self.inspection: Inspection | None = None
+        self._measuring = False  # in a caller's thread: no run may start
         share_main_arena()
 
     # --- what visitors ask for
@@ -193,17 +196,33 @@ class Hub:
         Raises:
             InputError: a run goes on, or another probe.
         """
-        with self._lock:
-            if self.current or self.waiting or self._probing:
-                raise InputError("line", "Something runs here now; probe when it has ended.")
-            self._probing = True
-        try:
+        with self._alone("probe"):
             self.probed = probe_rates(self.device_info, tokens, should_stop=lambda: self._closing)
-        finally:
-            with self._lock:
-                self._probing = False
-                self._start_next()
         return self.probed
+
+    def inspect(self, config: RunConfig) -> Inspection:
+        """Look into one step of `config` on the built-in text, in the caller's thread (see
+        `inside.inspect_step`). Runs that are asked for meanwhile wait for its end.
+
+        Raises:
+            InputError: a run goes on, or a probe or another inspection; or the device lacks the
+                precision.
+        """
+        if self._broken:
+            raise InputError("device", self._broken)
+        config = replace(config, device=str(self.device), text="builtin")
+        check_device(config, self.device_info)
+        with self._alone("inspect a step"):
+            found = inspect_step(
+                config,
+                self.device_info,
+                stop_reason=lambda: "the server is closing" if self._closing else None,
+                max_seconds=min(MAX_SECONDS, self.settings.max_seconds),
+            )
+            if found.must_restart:
+                self._broken = MUST_RESTART
+            self.inspection = found
+        return found
 
     def rates(self) -> Rates | None:
         """The last probe's rates; None = nothing was probed."""
@@ -325,6 +344,26 @@ class Hub:
 
     # --- inside
 
+    @contextlib.contextmanager
+    def _alone(self, doing: str) -> Iterator[None]:
+        """Nothing else runs on the device meanwhile.
+
+        Raises:
+            InputError: something runs or waits already.
+        """
+        with self._lock:
+            if self.current or self.waiting or self._measuring:
+                raise InputError("line", f"Something runs here now; {doing} when it has ended.")
+            self._measuring = True
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._measuring = False
+                if self._broken:
+                    self.waiting.clear()
+                self._start_next()
+
     def _new_run(
         self,
         config: RunConfig,
@@ -384,7 +423,7 @@ class Hub:
 
     def _start_next(self) -> None:
         with self._lock:
-            if self.current or not self.waiting or self._closing or self._probing:
+            if self.current or not self.waiting or self._closing or self._measuring:
                 return
             run = self.current = self.waiting.popleft()
             run.started = self._clock()

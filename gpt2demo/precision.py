@@ -53,8 +53,8 @@ PRECISION: Final[dict[str, Precision]] = {
             scales_gradients=False,
             weight_dtype=torch.float32,
             meaning=(
-                "Matmuls run in bfloat16: float32's range, 7 mantissa bits. Weights, softmax, "
-                "LayerNorm and loss stay float32."
+                "Matmuls run in bfloat16: float32's range, 7 mantissa bits. Weights, LayerNorm and "
+                "loss stay float32."
             ),
         ),
         Precision(

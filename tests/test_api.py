@@ -25,6 +25,9 @@ ENDPOINTS = {
         "compile", "vocab_size", "lr",
     ],
     "/probe": ["B", "T"],
+    "/inside": [
+        "model", "precision", "B", "T", "seed", "attention", "optimizer", "vocab_size",
+    ],
     "/stop": ["stop_token"],
     "/status": [],
     "/device": [],
@@ -247,6 +250,17 @@ def test_a_race_streams_results_and_ends_with_verdicts(client):
     assert last["results"]["bf16"]["max_loss_difference"] == pytest.approx(widest, abs=1e-12)
 
 
+def test_a_step_is_inspected_and_refused_in_words(client):
+    found = client.predict(api_name="/inside", **TINY, precision="bf16")
+    assert found["state"] == "finished"
+    assert 0.9 < found["profile"]["accounted"] < 1.1
+    logits = [c for c in found["casts"]["operations"] if c["where"] == "lm_head"]
+    assert logits[0]["output"] == "bfloat16"
+    assert found["values"]["weights"]["count"] == 3_382_080
+    with pytest.raises(AppError, match="B must be a whole number"):
+        client.predict(api_name="/inside", **TINY | {"B": 0})
+
+
 def test_a_probe_measures_and_is_refused_while_something_runs(client, server):
     found = client.predict(api_name="/probe", B=1, T=32)
     assert list(found) == ["config", "probe", "forecasts"]
@@ -257,8 +271,9 @@ def test_a_probe_measures_and_is_refused_while_something_runs(client, server):
     rows = iter(job)
     token = next(rows)["stop_token"]
     next(rows)
-    with pytest.raises(AppError, match="Something runs here now"):
-        client.predict(api_name="/probe", B=1, T=32)
+    for endpoint, settings in (("/probe", {"B": 1, "T": 32}), ("/inside", TINY)):
+        with pytest.raises(AppError, match="Something runs here now"):
+            client.predict(api_name=endpoint, **settings)
     server.post("stop", token)
     job.result(timeout=30)
 

@@ -16,30 +16,29 @@ PACKAGE = ROOT / "gpt2demo"
 # fails the tests until it has its place here.
 FLOORS: dict[int, tuple[str, ...]] = {
     # settings, records, plain texts: nothing of torch
-    0: ("config", "records", "malloc", "corpora", "json_file", "literals", "formats"),
+    0: (
+        *("config", "records", "inspection", "malloc", "corpora", "json_file"),
+        *("literals", "formats"),
+    ),
     # the model, its data, and the machine
     1: (
         *("accelerator", "model", "data", "precision"),
         *("peaks", "host", "nvidia", "support", "device"),
     ),
     # what a run will take, and what can go wrong
-    2: ("flops", "memory", "fit", "oom", "tracker", "compiling", "roofline", "probe", "energy"),
+    2: (
+        *("flops", "memory", "fit", "oom", "tracker", "compiling", "roofline", "probe", "energy"),
+        *("histogram", "casts", "kernel_names", "step_profile"),
+    ),
     # the loop
     3: ("train",),
     # runs
     4: (
-        "runner",
-        "limit",
-        "race",
-        "expectation",
-        "compare",
-        "race_report",
-        "board_import",
-        "board",
-        "hub",
+        *("runner", "limit", "race", "expectation", "compare", "race_report"),
+        *("board_import", "board", "inside_words", "inside", "hub"),
     ),
     # figures and tables
-    5: ("charts", "map_figure", "table", "compare_figure"),
+    5: ("charts", "map_figure", "table", "compare_figure", "inside_figure"),
     # what people see
     6: (
         *("ui", "ui.live", "ui.stream", "ui.device_card", "ui.link", "ui.downloads", "ui.api"),
@@ -51,8 +50,8 @@ FLOORS: dict[int, tuple[str, ...]] = {
             "ui.memory_tab",
             "ui.probe_words",
         ),
-        *("ui.bits", "ui.precision_tab", "ui.specs_tab", "ui.present"),
-        *("ui.compare_tab", "ui.board_tab", "ui.page"),
+        *("ui.bits", "ui.specs_tab", "ui.present", "ui.compare_tab", "ui.board_tab"),
+        *("ui.inside_precision", "ui.inside_tab", "ui.precision_tab", "ui.page"),
         *(
             "cli.output",
             "cli.options",
@@ -60,6 +59,7 @@ FLOORS: dict[int, tuple[str, ...]] = {
             "cli.compare",
             "cli.memory",
             "cli.probe",
+            "cli.inside",
             "cli.device",
             "cli.bits",
             "cli.specs",
@@ -80,6 +80,7 @@ ONLY_FROM: dict[str, set[int | str]] = {
     "map_figure": {0, "charts"},
     "table": {0},
     "compare_figure": {0, "charts", "race", "expectation"},
+    "inside_figure": {0, "charts"},
     "memory": {0, 1},
     "fit": {0, 1, "memory"},
     "flops": {0, 1},
@@ -109,14 +110,15 @@ PACKAGES: dict[str, set[str]] = {
             "compiling",
             "probe",
         ),
-        *("train", "runner", "hub"),
+        *("train", "runner", "hub", "histogram", "casts", "step_profile", "inside"),
     },
     "tiktoken": {"data"},
     "huggingface_hub": {"corpora"},
     "psutil": {"host"},
     "pynvml": {"nvidia"},  # optional
     "pandas": {"table", "compare_figure"} | PAGE,
-    "plotly": {"charts", "map_figure", "compare_figure", "ui.live"},  # ui.live serves its script
+    # ui.live serves its script
+    "plotly": {"charts", "map_figure", "compare_figure", "inside_figure", "ui.live"},
     "gradio": {"app"} | PAGE,
     "starlette": PAGE,
 }

@@ -471,6 +471,56 @@ def test_a_probe_fills_the_expectations(visit):
     assert v.page.locator("#probed tbody tr").count() == 5
 
 
+# --- one step from inside
+
+
+def test_a_step_is_inspected_and_both_tabs_show_it(visit, server):
+    v = visit()
+    v.settings(3000)
+    v.choose("precision", "bf16 autocast")
+    v.press("run")
+    v.wait_rows(1)
+    v.page.get_by_role("tab", name="Inside").click()
+    v.press("inspect")
+    v.wait("document.querySelector('#inside-note').textContent.includes('Something runs here')")
+    v.press("stop")
+    server.wait_idle()
+    assert v.page.locator("#parts .js-plotly-plot").count() == 0  # nothing until it is asked for
+    v.press("inspect")
+    v.wait("document.querySelector('#inside-note').textContent.includes('inspected in')", 60)
+    plot = "document.querySelector('#parts .js-plotly-plot')"
+    v.wait(f"{plot}?._fullData?.length === 7")
+    names = v.eval(f"{plot}._fullData.map((d) => d.name)")
+    assert names[0] == "classifier"
+    assert names[-2:] == ["backward", "optimizer"]
+    whole = v.eval(f"{plot}._fullData.reduce((sum, d) => sum + d.x[0], 0)")
+    told = v.text("#inside-words")
+    step = re.search(r"The profiled step took ([\d,]+\.\d) ms", told)[1]
+    assert whole == pytest.approx(float(step.replace(",", "")), rel=0.1)
+    assert "Time on tensor cores: unknown" in told
+    assert re.search(r"largest single matmul of the forward pass is the classifier's", told)
+    assert "without" not in v.text("#clock")
+    v.page.locator("#both-clocks input").check()
+    v.wait("document.querySelector('#clock').textContent.includes('On a CPU there is no')")
+    v.page.get_by_role("tab", name="Precision").click()
+    v.page.wait_for_selector("#cast-table")
+    rows = v.eval("[...document.querySelectorAll('#cast-table tr')].map((r) => r.innerText)")
+    assert "lm_head\tlinear\tfloat32\tfloat32\tbfloat16\tbfloat16\t1" in rows
+    v.wait("document.querySelectorAll('#values .barlayer .bars').length === 4")
+    assert "So it needs no scaler." in v.text("#values-words")
+    # somebody else's phone, in the dark, shows the same step at once
+    other = visit(viewport={"width": 390, "height": 800}, color_scheme="dark")
+    for name, words in (("Inside", "#inside-words"), ("Precision", "#values-words")):
+        tab = other.page.get_by_role("tab", name=name)
+        if not tab.is_visible():
+            other.page.click(".overflow-menu > button")
+            tab = other.page.locator(".overflow-dropdown button", has_text=name)
+        tab.click()
+        other.page.wait_for_selector(f"{words} .told")
+        assert other.eval("document.documentElement.scrollWidth") <= 390
+    assert "inspected in" in other.text("#casts-note")
+
+
 # --- the board and links
 
 

@@ -41,9 +41,12 @@ def choice(values: Sequence[object], default: object) -> str:
 
 
 def add_step_options(
-    parser: argparse.ArgumentParser, plain: RunConfig, *, precision: bool = True
+    parser: argparse.ArgumentParser, plain: RunConfig, *, precision: bool = True, loop: bool = True
 ) -> None:
-    """The options that say what a step is: model, precision, sizes, and how it is computed."""
+    """The options that say what a step is: model, precision, sizes, and how it is computed.
+
+    `loop`: those of many steps too, their number and torch.compile.
+    """
     cpu, gpu = default_sizes("cpu"), default_sizes("cuda")
     longest = max(gpt.block_size for gpt in MODELS.values())
 
@@ -60,12 +63,16 @@ def add_step_options(
     }
     for name, (short, long, text) in sizes.items():
         parser.add_argument(short, long, dest=name, metavar="N", type=number, help=text)
-    parser.add_argument("--steps", metavar="N", type=number, help=size("steps", MAX_STEPS))
+    if loop:
+        parser.add_argument("--steps", metavar="N", type=number, help=size("steps", MAX_STEPS))
     parser.add_argument("--attention", metavar="KIND", help=choice(ATTENTIONS, plain.attention))
     parser.add_argument("--optimizer", metavar="KIND", help=choice(OPTIMIZERS, plain.optimizer))
-    parser.add_argument(
-        "--compile", action=argparse.BooleanOptionalAction, help="use torch.compile (default no)"
-    )
+    if loop:
+        parser.add_argument(
+            "--compile",
+            action=argparse.BooleanOptionalAction,
+            help="use torch.compile (default no)",
+        )
     parser.add_argument(
         "--vocab-size", metavar="N", type=number, help=choice(VOCAB_SIZES, plain.vocab_size)
     )

@@ -259,10 +259,53 @@ def add_api(hub: Hub) -> None:
             raise gr.Error(str(exc), print_exception=False) from None
         return probe_report(config, found)
 
+    async def inside(
+        model: str = "gpt2",
+        precision: str = "fp32",
+        B: int = sizes["B"],
+        T: int = sizes["T"],
+        seed: int = 1337,
+        attention: str = "manual",
+        optimizer: str = "default",
+        vocab_size: int = 50257,
+    ) -> dict:
+        """Look into one training step on the built-in text; takes a few steps.
+
+        {"state", "message", "clock", "profile", "casts", "values", ...}: seconds by part, matmuls,
+        the types of every operation, and the sizes of weights, activations and gradients; what is
+        null was not seen, and "missing" says why. Refused while a run goes on.
+
+        Args:
+            model: gpt2, gpt2-medium, gpt2-large, gpt2-xl or tiny.
+            precision: fp32, tf32, bf16, fp16 or fp64.
+            B: sequences a step, 1 to 256.
+            T: tokens a sequence, 1 to 1024.
+            seed: seed of the weights, 0 to 2147483647.
+            attention: manual or sdpa.
+            optimizer: AdamW as default or fused.
+            vocab_size: 50257 or 50304.
+        """
+        try:
+            config = RunConfig(
+                model=model,
+                precision=precision,
+                B=B,
+                T=T,
+                seed=seed,
+                attention=attention,
+                optimizer=optimizer,
+                vocab_size=vocab_size,
+            )
+            found = await asyncio.to_thread(hub.inspect, config)
+        except InputError as exc:
+            raise gr.Error(str(exc), print_exception=False) from None
+        return found.to_dict()
+
     common: dict[str, Any] = {"concurrency_limit": None}
     gr.api(train, api_name="train", **common)
     gr.api(compare, api_name="compare", **common)
     gr.api(probe, api_name="probe", **common)
+    gr.api(inside, api_name="inside", **common)
     gr.api(stop, api_name="stop", queue=False)
     gr.api(status, api_name="status", queue=False)
     gr.api(device, api_name="device", **common)

@@ -24,6 +24,7 @@ from gpt2demo.ui.compare_tab import compare_tab, race_inputs
 from gpt2demo.ui.controls import FIELDS, MEMORY_FIELDS, config_of, controls
 from gpt2demo.ui.device_card import device_card, precision_note
 from gpt2demo.ui.downloads import LINKS, LINKS_SCRIPT, download_routes
+from gpt2demo.ui.inside_tab import connect_inside, inside_tab
 from gpt2demo.ui.link import LINKED, result_in, settings_in
 from gpt2demo.ui.live import live_view, plotly_route
 from gpt2demo.ui.memory_tab import failure_panel, memory_tab
@@ -203,8 +204,10 @@ def build_demo(hub: Hub) -> gr.Blocks:
                         memory = memory_tab(hub)
                     with gr.Tab("Compare", elem_id="compare-tab"):
                         compare = compare_tab(hub)
-                    with gr.Tab("Precision", elem_id="precision-tab"):
-                        precision_tab()
+                    with gr.Tab("Inside", elem_id="inside-tab") as inside_opened:
+                        inside = inside_tab(hub)
+                    with gr.Tab("Precision", elem_id="precision-tab") as precision_opened:
+                        precision = precision_tab(hub)
                     with gr.Tab("Specs", elem_id="specs-tab"):
                         specs_tab(hub.device_info)
                     with gr.Tab("Board", elem_id="board-tab") as board_opened:
@@ -316,6 +319,7 @@ def build_demo(hub: Hub) -> gr.Blocks:
             api_name="page_import",
             **at_once,
         )
+        connect_inside(inside, precision, of_memory, [inside_opened, precision_opened])
         linked = column.named(LINKED, budget_gib=memory.budget_gib)
         demo.load(page.fill, None, [*linked, shared], api_name="page_fill", **at_once)
         memory.card.input(float, memory.card, memory.budget_gib, api_name="page_card", **at_once)
@@ -353,6 +357,7 @@ def launch_options(hub: Hub) -> dict[str, Any]:
             _ASSETS / "memory.css",
             _ASSETS / "fit_map.css",
             _ASSETS / "precision.css",
+            _ASSETS / "inside.css",
         ],
         "head": head(),
         "footer_links": ["api", "settings"],

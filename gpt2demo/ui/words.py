@@ -1,6 +1,6 @@
 """Plain words as HTML; whatever they come from is escaped."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 
 
@@ -15,3 +15,8 @@ def word_list(words: Mapping[str, str]) -> str:
         f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in words.items()
     )
     return f'<dl class="words">{rows}</dl>'
+
+
+def paragraphs(texts: Sequence[str]) -> str:
+    """Each text as a paragraph of its own."""
+    return "".join(f'<p class="told">{escape(text)}</p>' for text in texts)
