@@ -12,7 +12,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import torch
 
@@ -29,6 +28,8 @@ from gpt2demo.race import Race
 from gpt2demo.records import RunRecord, RunSummary, StepMetrics, timing
 from gpt2demo.roofline import Rates
 from gpt2demo.runner import MUST_RESTART, capacity_now, check_device, execute, free_bytes_now
+from gpt2demo.series import Series
+from gpt2demo.staircase import Staircase
 from gpt2demo.train import Progress
 
 log = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ class Run:
     summary: RunSummary | None = None
     started: float | None = None  # the hub's clock, seconds
     free_bytes: int | None = None  # of the device's memory, when the run started
-    series: "Series | None" = None  # the run is one of several that belong together
+    series: Series | None = None  # the run is one of several that belong together
     stop_reason: str | None = None
     out_of_time: bool = False  # the server's limit of seconds stopped it
     stop: threading.Event = field(default_factory=threading.Event)
@@ -85,25 +86,6 @@ class Run:
         )
 
 
-class Series(Protocol):
-    """Several runs that belong together and follow each other, as a search for the limit does."""
-
-    message: str  # what came of it; "" while it goes on
-
-    @property
-    def doing(self) -> str:
-        """What goes on, for the status line."""
-        ...
-
-    def next_run(self) -> RunConfig | None:
-        """The next run; None when it is over."""
-        ...
-
-    def ended(self, record: RunRecord, *, out_of_time: bool = False) -> None:
-        """One of its runs is over; `out_of_time`: the server's limit of seconds stopped it."""
-        ...
-
-
 class Hub:
     """The server's runs: the one that goes on, the line behind it, and those that ended."""
 
@@ -133,6 +115,7 @@ class Hub:
         # the last ones, going on or ended
         self.search: LimitSearch | None = None
         self.race: Race | None = None
+        self.staircase: Staircase | None = None
         self.probed: ProbeResult | None = None
         self.inspection: Inspection | None = None
         self._measuring = False  # in a caller's thread: no run may start
@@ -160,11 +143,8 @@ class Hub:
         """
         # tensors are as large with any text, and an own one is not kept
         config = replace(config, device=str(self.device), text="builtin")
-        self._check_series(owner)
         search = LimitSearch(config=config, axis=axis, capacity=self.capacity(config))
-        first = search.next_run()
-        assert first, "a search has a first try"
-        run = self._submit(first, owner, search)
+        run = self._begin(search, owner)
         self.search = search
         return run
 
@@ -178,16 +158,24 @@ class Hub:
         """
         config = replace(config, device=str(self.device))
         self._check_steps(config)
-        self._check_series(owner)
         race = Race(config, precisions, rounds)
         race.leave_out_missing(self.device_info.support)
-        first = race.next_run()
-        if first is None:
-            raise InputError("precisions", "None of these precisions is available here.")
-        run = self._submit(first, owner, race)
-        race.config = replace(race.config, text=run.config.text)  # an own text is not kept
+        self._begin(race, owner)
         self.race = race
         return race
+
+    def climb(self, config: RunConfig, owner: str) -> Staircase:
+        """Run the lesson's staircase with this model, B, T, steps and seed, rung after rung.
+
+        Raises:
+            InputError: as `submit`.
+        """
+        config = replace(config, device=str(self.device))
+        self._check_steps(config)
+        staircase = Staircase(config, self.device_info.support)
+        self._begin(staircase, owner)
+        self.staircase = staircase
+        return staircase
 
     def probe(self, tokens: int) -> ProbeResult:
         """Measure the device for a step of `tokens` tokens; takes about 8 seconds, in the caller's
@@ -245,11 +233,26 @@ class Hub:
             )
         return self._submit(replace(run.config, **{axis: size}), owner)
 
+    def _begin(self, series: Series, owner: str) -> Run:
+        """Take a series' first run into the line; the others follow it.
+
+        Raises:
+            InputError: as `submit`; or the owner has one already, or none of its runs is possible.
+        """
+        if any(run.series for run in self.mine(owner)):
+            raise InputError("line", "Runs of yours that belong together go on already.")
+        first = series.next_run()
+        if first is None:
+            raise InputError("precisions", "None of these precisions is available here.")
+        run = self._submit(first, owner, series)
+        series.config = replace(series.config, text=run.config.text)  # an own text is not kept
+        return run
+
     def _submit(
         self,
         config: RunConfig,
         owner: str,
-        series: "Series | None" = None,
+        series: Series | None = None,
     ) -> Run:
         if self._broken:
             raise InputError("device", self._broken)
@@ -325,6 +328,12 @@ class Hub:
             runs = [*([self.current] if self.current else []), *self.waiting]
         return [run for run in runs if run.owner == owner]
 
+    def goes_on(self, series: Series) -> bool:
+        """Whether a run of the series runs or waits."""
+        with self._lock:
+            runs = [*([self.current] if self.current else []), *self.waiting]
+        return any(run.series is series for run in runs)
+
     def find(self, run_id: str) -> Run | None:
         """The run of this id, ended or not."""
         with self._lock:
@@ -369,7 +378,7 @@ class Hub:
         config: RunConfig,
         owner: str,
         tokens: torch.Tensor | None,
-        series: "Series | None",
+        series: Series | None,
     ) -> Run:
         return Run(
             id=secrets.token_hex(4),
@@ -388,10 +397,6 @@ class Hub:
                 f"steps must be a whole number from 1 to {limit:,} on this page, "
                 f"not {config.steps:,}.",
             )
-
-    def _check_series(self, owner: str) -> None:
-        if any(run.series for run in self.mine(owner)):
-            raise InputError("line", "Runs of yours that belong together go on already.")
 
     def _check_line(self, owner: str) -> None:
         if self._closing:

@@ -7,18 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from gpt2demo.config import PRECISIONS, WARMUP_STEPS, InputError, RunConfig, shown
+from gpt2demo.config import PRECISIONS, InputError, RunConfig, shown
 from gpt2demo.flops import mfu
 from gpt2demo.records import RunRecord, Timing, timing
+from gpt2demo.series import FAILED, GIVEN_UP, check_measurable, speedup_between_quartiles
 from gpt2demo.support import Support
 
 MAX_ROUNDS: Final = 20
 MIN_ROUNDS_FOR_SPREAD: Final = 3
-MIN_STEPS_FOR_SPREAD: Final = 3  # measured ones, where the spread comes from the steps
 BASELINE: Final = "fp32"
-
-_LEAVES: Final = ("out of memory", "diverged", "error")  # would end the same way again
-_ENDS: Final = ("stopped", "interrupted")  # somebody wants no more of it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,12 +79,7 @@ class Race:
     def __post_init__(self) -> None:
         self.precisions = _checked_precisions(self.precisions)
         self.rounds = _checked_rounds(self.rounds)
-        if self.config.steps <= WARMUP_STEPS:
-            raise InputError(
-                "steps",
-                f"steps must be at least {WARMUP_STEPS + 1} in a race, not {self.config.steps}: "
-                f"the first {WARMUP_STEPS} are warm-up.",
-            )
+        check_measurable(self.config, "in a race")
         self._line = deque(
             (number, precision) for number in range(self.rounds) for precision in self.order(number)
         )
@@ -142,9 +134,9 @@ class Race:
         if precision not in self._round:
             raise ValueError(f"no run in {precision} was given out")
         self._records[precision][self._round[precision]] = record
-        if state in _LEAVES or (state == "stopped" and out_of_time):
+        if state in FAILED or (state == "stopped" and out_of_time):
             self._leave(precision)
-        elif state in _ENDS:
+        elif state in GIVEN_UP:
             self._line.clear()
             self._ended_early = f"The race ended: the {precision} run was {state}."
 
@@ -188,10 +180,8 @@ class Race:
             speedup = statistics.median(ratios) if ratios else None
             if len(ratios) >= MIN_ROUNDS_FOR_SPREAD:
                 (low, high), spread = _interval(ratios), "rounds"
-            elif ratios and _enough_steps(base) and _enough_steps(measured):
-                low = base.step_ms_p25 / measured.step_ms_p75
-                high = base.step_ms_p75 / measured.step_ms_p25
-                spread = "quartiles"
+            elif ratios and (between := speedup_between_quartiles(base, measured)):
+                (low, high), spread = between, "quartiles"
         return PrecisionResult(
             precision=precision,
             state=state,
@@ -284,10 +274,6 @@ def _interval(ratios: Sequence[float]) -> tuple[float, float]:
 def _times(runs: Mapping[int, RunRecord]) -> Timing:
     """Over the measured steps of all runs."""
     return timing([step for record in runs.values() for step in record.steps])
-
-
-def _enough_steps(measured: Timing) -> bool:
-    return measured.steps_measured >= MIN_STEPS_FOR_SPREAD
 
 
 def _mfu(records: Sequence[RunRecord], tokens_per_sec: float | None) -> float | None:

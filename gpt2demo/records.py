@@ -77,6 +77,7 @@ class RunSummary:
     steps_measured: int  # steps_done less warm-up
     seconds: float  # wall clock from the start of the run to its end
     compile_seconds: float | None = None  # None = nothing was compiled
+    compiled: bool | None = None  # torch.compile worked; None = it was not tried
     step_ms_median: float | None = None
     step_ms_p25: float | None = None
     step_ms_p75: float | None = None

@@ -307,6 +307,7 @@ def _summary(
         steps_done=len(steps),
         seconds=seconds,
         compile_seconds=progress.compile_seconds,
+        compiled=None if progress.compile_seconds is None else progress.compiled,
         **asdict(measured),
         final_loss=last.loss if last else None,
         skipped_steps=sum(step.skipped for step in steps),

@@ -24,6 +24,7 @@ ENDPOINTS = {
         "precisions", "rounds", "model", "B", "T", "steps", "seed", "attention", "optimizer",
         "compile", "vocab_size", "lr",
     ],
+    "/staircase": ["model", "B", "T", "steps", "seed"],
     "/probe": ["B", "T"],
     "/inside": [
         "model", "precision", "B", "T", "seed", "attention", "optimizer", "vocab_size",
@@ -293,6 +294,22 @@ def test_a_race_is_refused_in_words(client, server, setting, said):
     with pytest.raises(AppError, match=said):
         client.predict(api_name="/compare", **(TINY | {"steps": 4} | setting))
     assert server.post("status")["state"] == "idle"
+
+
+def test_a_staircase_streams_its_rungs_until_it_is_stopped(client, server):
+    job = client.submit(api_name="/staircase", **TINY, steps=150, seed=5)
+    told = iter(job)
+    token = next(told)["stop_token"]
+    first = next(told)
+    assert [rung["state"] for rung in first["rungs"][:2]] == ["finished", "waiting"]
+    assert first["message"] == ""
+    server.post("stop", token)
+    *_, last = told
+    assert last["message"].startswith("The staircase ended: the rung TF32 was stopped.")
+    assert [rung["lesson_ms"] for rung in last["rungs"]] == [1000, 333, 300, 130, 96, 93, 90]
+    assert last["rungs"][0]["config"]["seed"] == last["config"]["seed"] == 5
+    with pytest.raises(AppError, match="steps must be at least 3 on the staircase, not 2"):
+        client.predict(api_name="/staircase", **TINY, steps=2)
 
 
 def test_a_budget_ends_a_run_in_words(client):

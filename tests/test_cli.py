@@ -18,7 +18,7 @@ import torch
 from gpt2demo import cli, device, json_file, runner
 from gpt2demo.config import MAX_B, MAX_SEED, MAX_STEPS, MODELS, PRECISIONS, RunConfig
 from gpt2demo.model import GPT
-from gpt2demo.records import RunRecord, RunSummary
+from gpt2demo.records import RunRecord, RunSummary, StepMetrics, timing
 from gpt2demo.support import Support
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -248,6 +248,83 @@ def test_a_race_that_is_interrupted_still_writes_what_was_measured(tmp_path, cap
     assert race["results"]["fp32"]["state"] == "finished"
     assert race["results"]["bf16"]["state"] == "waiting"
     assert "The race was interrupted." in capsys.readouterr().out
+
+
+# --- the staircase
+
+
+STAIRS = ["staircase", "--model", "tiny", "-B", "1", "-T", "8", "--device", "cpu"]
+
+
+def test_staircase_prints_every_rung_and_what_it_bought(tmp_path, capsys, monkeypatch):
+    ran = []
+
+    def made_up(config, info, *, on_step, **_):
+        ran.append(config)
+        took = 100.0 / len(ran)
+        steps = [
+            StepMetrics(step=i, loss=9.0, step_ms=took, tokens_per_sec=8000 / took, is_warmup=i < 2)
+            for i in range(config.steps)
+        ]
+        for step in steps:
+            on_step(step)
+        fails = config.vocab_size == 50304
+        return RunSummary(
+            state="out of memory" if fails else "finished",
+            message="Made up.",
+            steps_done=config.steps,
+            seconds=1.0,
+            compiled=True if config.compile else None,
+            **asdict(timing(steps)),
+        )
+
+    monkeypatch.setattr(runner, "execute", made_up)
+    out = tmp_path / "stairs.json"
+    assert cli.main([*STAIRS, "--steps", "6", "--seed", "5", "--json", str(out)]) == 0
+    told = read(out)
+    assert {config.seed for config in ran} == {5}
+    assert [rung["rung"] for rung in told["rungs"]] == [
+        *("fp32", "tf32", "bf16", "compile", "sdpa", "vocab", "fused")
+    ]
+    assert [rung["lesson_ms"] for rung in told["rungs"]] == [1000, 333, 300, 130, 96, 93, 90]
+    assert told["rungs"][2]["speedup_first"] == pytest.approx(3.0)
+    assert told["rungs"][2]["speedup_before"] == pytest.approx(1.5)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(" ")[0] for line in lines[:7]] == ["fp32", "tf32"] + ["bf16"] * 5
+    shown = dict(re.split(r"  +", line, maxsplit=1) for line in lines[8:])
+    assert shown["staircase"] == told["message"]
+    assert shown["bf16"].startswith("33.33 ms a step, 3.00x against fp32 (lesson 3.33x). Saves ")
+    assert shown["TF32"].startswith("50.00 ms a step, 2.00x against fp32 (lesson 3.00x). no effect")
+    assert cli.main([*STAIRS, "--steps", "3", "--json", "-"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["rungs"]) == 7
+
+
+def test_a_staircase_that_is_interrupted_still_writes_what_was_measured(
+    tmp_path, capsys, monkeypatch
+):
+    execute, runs = runner.execute, []
+
+    def until_the_second(config, info, **watching):
+        runs.append(config)
+        if len(runs) == 2:
+            raise KeyboardInterrupt
+        return execute(config, info, **watching)
+
+    monkeypatch.setattr(runner, "execute", until_the_second)
+    out = tmp_path / "stairs.json"
+    assert cli.main([*STAIRS, "--steps", "4", "--json", str(out)]) == 130
+    states = [rung["state"] for rung in read(out)["rungs"]]
+    assert states == ["finished"] + ["waiting"] * 6
+    assert "The staircase was interrupted." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [("--steps 2", "steps must be at least 3 on the staircase, not 2"), ("-T 0", "T must be")],
+)
+def test_staircase_refuses_before_anything_starts(option, said, capsys):
+    assert cli.main(["staircase", *option.split()]) == 2
+    assert said in capsys.readouterr().err
 
 
 # --- options

@@ -17,7 +17,7 @@ PACKAGE = ROOT / "gpt2demo"
 FLOORS: dict[int, tuple[str, ...]] = {
     # settings, records, plain texts: nothing of torch
     0: (
-        *("config", "records", "inspection", "malloc", "corpora", "json_file"),
+        *("config", "lesson", "records", "inspection", "malloc", "corpora", "json_file"),
         *("literals", "formats"),
     ),
     # the model, its data, and the machine
@@ -34,11 +34,15 @@ FLOORS: dict[int, tuple[str, ...]] = {
     3: ("train",),
     # runs
     4: (
-        *("runner", "limit", "race", "expectation", "compare", "race_report"),
-        *("board_import", "board", "inside_words", "inside", "hub"),
+        *("runner", "series", "limit", "race", "expectation", "compare", "race_report"),
+        *("staircase", "staircase_report", "board_import", "board"),
+        *("inside_words", "inside", "hub"),
     ),
     # figures and tables
-    5: ("charts", "map_figure", "table", "compare_figure", "inside_figure"),
+    5: (
+        *("charts", "map_figure", "table", "compare_figure"),
+        *("inside_figure", "staircase_figure"),
+    ),
     # what people see
     6: (
         *("ui", "ui.live", "ui.stream", "ui.device_card", "ui.link", "ui.downloads", "ui.api"),
@@ -51,12 +55,15 @@ FLOORS: dict[int, tuple[str, ...]] = {
             "ui.probe_words",
         ),
         *("ui.bits", "ui.specs_tab", "ui.present", "ui.compare_tab", "ui.board_tab"),
-        *("ui.inside_precision", "ui.inside_tab", "ui.precision_tab", "ui.page"),
+        *("ui.inside_precision", "ui.inside_tab", "ui.precision_tab"),
+        *("ui.staircase_tab", "ui.page"),
         *(
             "cli.output",
             "cli.options",
             "cli.run",
+            "cli.series",
             "cli.compare",
+            "cli.staircase",
             "cli.memory",
             "cli.probe",
             "cli.inside",
@@ -81,6 +88,7 @@ ONLY_FROM: dict[str, set[int | str]] = {
     "table": {0},
     "compare_figure": {0, "charts", "race", "expectation"},
     "inside_figure": {0, "charts"},
+    "staircase_figure": {0, "charts", "staircase"},
     "memory": {0, 1},
     "fit": {0, 1, "memory"},
     "flops": {0, 1},
@@ -116,9 +124,11 @@ PACKAGES: dict[str, set[str]] = {
     "huggingface_hub": {"corpora"},
     "psutil": {"host"},
     "pynvml": {"nvidia"},  # optional
-    "pandas": {"table", "compare_figure"} | PAGE,
-    # ui.live serves its script
-    "plotly": {"charts", "map_figure", "compare_figure", "inside_figure", "ui.live"},
+    "pandas": {"table", "compare_figure", "staircase_figure"} | PAGE,
+    "plotly": {
+        *("charts", "map_figure", "compare_figure", "inside_figure", "staircase_figure"),
+        "ui.live",  # serves its script
+    },
     "gradio": {"app"} | PAGE,
     "starlette": PAGE,
 }

@@ -153,6 +153,7 @@ summaries = st.builds(
     steps_measured=counts,
     seconds=numbers,
     compile_seconds=maybe,
+    compiled=st.none() | st.booleans(),
     step_ms_median=maybe,
     step_ms_p25=maybe,
     step_ms_p75=maybe,

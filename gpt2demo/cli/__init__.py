@@ -9,7 +9,17 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from gpt2demo.cli import bits, compare, device, inside, memory, probe, run, specs
+from gpt2demo.cli import (
+    bits,
+    compare,
+    device,
+    inside,
+    memory,
+    probe,
+    run,
+    specs,
+    staircase,
+)
 from gpt2demo.cli.output import Interruption, OutputLostError, say
 from gpt2demo.cli.run import EXIT_INTERRUPTED, EXIT_OTHER
 from gpt2demo.config import InputError
@@ -48,6 +58,6 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     verbs = parser.add_subparsers(required=True, metavar="VERB", dest="name")
-    for verb in (run, compare, probe, inside, memory, device, bits, specs):
+    for verb in (run, compare, staircase, probe, inside, memory, device, bits, specs):
         verb.add(verbs)
     return parser

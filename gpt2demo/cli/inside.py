@@ -6,10 +6,15 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from gpt2demo.cli.options import add_device_option, add_step_options, add_verb, number
+from gpt2demo.cli.options import (
+    add_device_option,
+    add_seed_option,
+    add_step_options,
+    add_verb,
+)
 from gpt2demo.cli.output import Interruption, aligned, put_json, say
 from gpt2demo.cli.run import EXIT_OTHER, EXIT_STATUS
-from gpt2demo.config import MAX_SEED, RunConfig, default_sizes
+from gpt2demo.config import RunConfig, default_sizes
 from gpt2demo.inside_words import cast_words, clock_words, headline, time_words, value_words
 from gpt2demo.inspection import Inspection
 from gpt2demo.json_file import check_json_path
@@ -33,9 +38,7 @@ def add(verbs: Any) -> None:
     )
     parser.set_defaults(json=None)
     add_step_options(parser, plain, loop=False)
-    parser.add_argument(
-        "--seed", metavar="N", type=number, help=f"0 to {MAX_SEED:,} (default {plain.seed})"
-    )
+    add_seed_option(parser, plain)
     add_device_option(parser)
     parser.add_argument(
         "--json", metavar="FILE", nargs="?", const="-", help="write JSON here (default -: stdout)"

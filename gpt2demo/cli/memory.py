@@ -2,10 +2,15 @@
 
 import argparse
 import sys
-from dataclasses import fields
 from typing import Any
 
-from gpt2demo.cli.options import add_device_option, add_step_options, add_verb, number
+from gpt2demo.cli.options import (
+    add_device_option,
+    add_step_options,
+    add_verb,
+    given_settings,
+    number,
+)
 from gpt2demo.cli.output import Interruption, aligned, gib, put_json, say
 from gpt2demo.config import RunConfig, default_sizes
 from gpt2demo.fit import PART_NAMES, Capacity, card, compare_words, fit_map, report
@@ -38,8 +43,7 @@ def add(verbs: Any) -> None:
 
 
 def _memory(args: argparse.Namespace, interruption: Interruption) -> int:
-    names = {f.name for f in fields(RunConfig)}
-    given = {name: value for name, value in vars(args).items() if name in names}
+    given = given_settings(args)
     RunConfig(**given)  # refused before anything is imported
     if args.json not in (None, "-"):
         check_json_path(args.json)

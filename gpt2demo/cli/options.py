@@ -3,11 +3,13 @@
 import argparse
 import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import Any
 
 from gpt2demo.config import (
     ATTENTIONS,
     MAX_B,
+    MAX_SEED,
     MAX_STEPS,
     MODELS,
     OPTIMIZERS,
@@ -40,13 +42,10 @@ def choice(values: Sequence[object], default: object) -> str:
     return f"{', '.join(map(str, values))} (default {default})"
 
 
-def add_step_options(
-    parser: argparse.ArgumentParser, plain: RunConfig, *, precision: bool = True, loop: bool = True
+def add_size_options(
+    parser: argparse.ArgumentParser, plain: RunConfig, *, loop: bool = True
 ) -> None:
-    """The options that say what a step is: model, precision, sizes, and how it is computed.
-
-    `loop`: those of many steps too, their number and torch.compile.
-    """
+    """The options that say how large a step is and, with `loop`, how many there are."""
     cpu, gpu = default_sizes("cpu"), default_sizes("cuda")
     longest = max(gpt.block_size for gpt in MODELS.values())
 
@@ -55,8 +54,6 @@ def add_step_options(
         return f"1 to {most:,} (default {cpu[name]:,}{elsewhere})"
 
     parser.add_argument("--model", metavar="NAME", help=choice(tuple(MODELS), plain.model))
-    if precision:
-        parser.add_argument("--precision", metavar="ID", help=choice(PRECISIONS, plain.precision))
     sizes = {
         "B": ("-B", "--batch-size", "sequences a step, " + size("B", MAX_B)),
         "T": ("-T", "--seq-len", "tokens a sequence, " + size("T", longest)),
@@ -65,6 +62,18 @@ def add_step_options(
         parser.add_argument(short, long, dest=name, metavar="N", type=number, help=text)
     if loop:
         parser.add_argument("--steps", metavar="N", type=number, help=size("steps", MAX_STEPS))
+
+
+def add_step_options(
+    parser: argparse.ArgumentParser, plain: RunConfig, *, precision: bool = True, loop: bool = True
+) -> None:
+    """The options that say what a step is: model, sizes, precision, and how it is computed.
+
+    `loop`: those of many steps too, their number and torch.compile.
+    """
+    add_size_options(parser, plain, loop=loop)
+    if precision:
+        parser.add_argument("--precision", metavar="ID", help=choice(PRECISIONS, plain.precision))
     parser.add_argument("--attention", metavar="KIND", help=choice(ATTENTIONS, plain.attention))
     parser.add_argument("--optimizer", metavar="KIND", help=choice(OPTIMIZERS, plain.optimizer))
     if loop:
@@ -76,6 +85,19 @@ def add_step_options(
     parser.add_argument(
         "--vocab-size", metavar="N", type=number, help=choice(VOCAB_SIZES, plain.vocab_size)
     )
+
+
+def add_seed_option(parser: argparse.ArgumentParser, plain: RunConfig) -> None:
+    """The option that names the seed of the weights."""
+    parser.add_argument(
+        "--seed", metavar="N", type=number, help=f"0 to {MAX_SEED:,} (default {plain.seed})"
+    )
+
+
+def given_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """The settings of a run that were given."""
+    names = {f.name for f in fields(RunConfig)}
+    return {name: value for name, value in vars(args).items() if name in names}
 
 
 def number(text: str) -> int | float | str:

@@ -4,10 +4,16 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final
 
-from gpt2demo.cli.options import add_device_option, add_step_options, add_verb, number
+from gpt2demo.cli.options import (
+    add_device_option,
+    add_seed_option,
+    add_step_options,
+    add_verb,
+    given_settings,
+    number,
+)
 from gpt2demo.cli.output import (
     Interruption,
     NotWrittenError,
@@ -19,7 +25,6 @@ from gpt2demo.cli.output import (
 )
 from gpt2demo.config import (
     CORPORA,
-    MAX_SEED,
     WARMUP_STEPS,
     InputError,
     RunConfig,
@@ -61,9 +66,7 @@ def add(verbs: Any) -> None:
     )
     run.set_defaults(json=None)
     add_step_options(run, plain)
-    run.add_argument(
-        "--seed", metavar="N", type=number, help=f"0 to {MAX_SEED:,} (default {plain.seed})"
-    )
+    add_seed_option(run, plain)
     run.add_argument(
         "--lr",
         metavar="X",
@@ -88,8 +91,7 @@ def add(verbs: Any) -> None:
 
 
 def _run(args: argparse.Namespace, interruption: Interruption) -> int:
-    names = {f.name for f in fields(RunConfig)}
-    given = {name: value for name, value in vars(args).items() if name in names}
+    given = given_settings(args)
     RunConfig(**given | {"text": "builtin"})  # refused before anything is read or imported
     if args.json not in (None, "-"):
         check_json_path(args.json)

@@ -4,19 +4,21 @@ The runs go through the same line as the page's, under the same limits.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, replace
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import gradio as gr
 
 from gpt2demo.config import InputError, RunConfig, default_sizes
-from gpt2demo.device import memory_free_bytes, warnings_for
+from gpt2demo.device import DeviceInfo, memory_free_bytes, warnings_for
 from gpt2demo.fit import card, fit_map, report
 from gpt2demo.hub import Hub, Run
 from gpt2demo.probe import probe_report
 from gpt2demo.race_report import race_report
 from gpt2demo.records import jsonable, timing
+from gpt2demo.series import Measured
+from gpt2demo.staircase_report import staircase_report
 from gpt2demo.ui.stream import waiting_line
 
 _POLL_SEC: Final = 0.1
@@ -231,15 +233,38 @@ def add_api(hub: Hub) -> None:
             race = await asyncio.to_thread(hub.compare, config, names, rounds, owner)
         except InputError as exc:
             raise gr.Error(str(exc), print_exception=False) from None
-        yield {"stop_token": owner}
-        told = 0
-        while not race.message and hub.mine(owner):
-            hub.seen()
-            if race.runs_done > told:
-                told = race.runs_done
-                yield race_report(hub.device_info, race)
-            await asyncio.sleep(_POLL_SEC)
-        yield race_report(hub.device_info, race)
+        async for told in _reports(hub, race, owner, race_report):
+            yield told
+
+    async def staircase(
+        request: gr.Request,
+        model: str = "gpt2",
+        B: int = sizes["B"],
+        T: int = sizes["T"],
+        steps: int = sizes["steps"],
+        seed: int = 1337,
+    ) -> AsyncIterator[dict]:
+        """Run the lesson's ladder and stream what is known after every rung; the last dict is
+        whole.
+
+        The first dict is {"stop_token"}. Then {"config", "device", "message", "lesson", "rungs"}:
+        a dict a rung, from fp32 to fused AdamW; "message" is empty until the staircase is over.
+
+        Args:
+            model: gpt2, gpt2-medium, gpt2-large, gpt2-xl or tiny.
+            B: sequences a step, 1 to 256.
+            T: tokens a sequence, 1 to 1024.
+            steps: training steps of every run, at least 3.
+            seed: seed of the weights, 0 to 2147483647.
+        """
+        owner = request.session_hash or ""
+        try:
+            config = RunConfig(model=model, B=B, T=T, steps=steps, seed=seed)
+            climbed = await asyncio.to_thread(hub.climb, config, owner)
+        except InputError as exc:
+            raise gr.Error(str(exc), print_exception=False) from None
+        async for told in _reports(hub, climbed, owner, staircase_report):
+            yield told
 
     async def probe(B: int = sizes["B"], T: int = sizes["T"]) -> dict:
         """Measure this device for a step of B*T tokens; takes about 8 seconds.
@@ -304,12 +329,34 @@ def add_api(hub: Hub) -> None:
     common: dict[str, Any] = {"concurrency_limit": None}
     gr.api(train, api_name="train", **common)
     gr.api(compare, api_name="compare", **common)
+    gr.api(staircase, api_name="staircase", **common)
     gr.api(probe, api_name="probe", **common)
     gr.api(inside, api_name="inside", **common)
     gr.api(stop, api_name="stop", queue=False)
     gr.api(status, api_name="status", queue=False)
     gr.api(device, api_name="device", **common)
     gr.api(memory, api_name="memory", queue=False)
+
+
+_Measured = TypeVar("_Measured", bound=Measured)
+
+
+async def _reports(
+    hub: Hub,
+    series: _Measured,
+    owner: str,
+    report: Callable[[DeviceInfo, _Measured], dict[str, Any]],
+) -> AsyncIterator[dict[str, Any]]:
+    """How to stop the series, then what is known of it after every run, and the whole."""
+    yield {"stop_token": owner}
+    told = 0
+    while not series.message and hub.goes_on(series):
+        hub.seen()
+        if series.runs_done > told:
+            told = series.runs_done
+            yield report(hub.device_info, series)
+        await asyncio.sleep(_POLL_SEC)
+    yield report(hub.device_info, series)
 
 
 async def _rows(hub: Hub, run: Run) -> AsyncIterator[dict[str, Any]]:

@@ -31,6 +31,7 @@ from gpt2demo.ui.memory_tab import failure_panel, memory_tab
 from gpt2demo.ui.precision_tab import precision_tab
 from gpt2demo.ui.present import LINK, head
 from gpt2demo.ui.specs_tab import specs_tab
+from gpt2demo.ui.staircase_tab import staircase_tab
 from gpt2demo.ui.stream import Feed
 
 log = logging.getLogger(__name__)
@@ -113,6 +114,11 @@ class Page:
             precisions, rounds, settings = race_inputs(values)
             config = config_of(settings, self.hub.settings.max_text_mib)
             self.hub.compare(config, precisions, rounds, self.owner(token))
+
+    def climb(self, token: object, *values: Any) -> None:
+        """Put the lesson's staircase into the line."""
+        with refusals():
+            self.hub.climb(config_of(values, self.hub.settings.max_text_mib), self.owner(token))
 
     def run_smaller(self, axis: str, token: object, run_id: object) -> None:
         """Run what should fit in place of the run that ran out of memory."""
@@ -204,6 +210,8 @@ def build_demo(hub: Hub) -> gr.Blocks:
                         memory = memory_tab(hub)
                     with gr.Tab("Compare", elem_id="compare-tab"):
                         compare = compare_tab(hub)
+                    with gr.Tab("Staircase", elem_id="staircase-tab"):
+                        stairs = staircase_tab(hub)
                     with gr.Tab("Inside", elem_id="inside-tab") as inside_opened:
                         inside = inside_tab(hub)
                     with gr.Tab("Precision", elem_id="precision-tab") as precision_opened:
@@ -222,6 +230,7 @@ def build_demo(hub: Hub) -> gr.Blocks:
         )
         starts = [
             (column.run.click, page.run, "run", settings_of_run),
+            (stairs.climb.click, page.climb, "climb", settings_of_run),
             (
                 compare.race.click,
                 page.compare,
@@ -297,6 +306,7 @@ def build_demo(hub: Hub) -> gr.Blocks:
             api_name="page_race",
             **showing,
         )
+        stairs.show_on(live.tick, **showing)
         compare.probe.click(
             compare.run_probe,
             of_memory,
@@ -358,6 +368,7 @@ def launch_options(hub: Hub) -> dict[str, Any]:
             _ASSETS / "fit_map.css",
             _ASSETS / "precision.css",
             _ASSETS / "inside.css",
+            _ASSETS / "staircase.css",
         ],
         "head": head(),
         "footer_links": ["api", "settings"],
