@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     from gpt2demo.cli import Interruption
@@ -31,7 +31,11 @@ def main() -> int:
             sys.stdout.reconfigure(errors="backslashreplace")  # LC_ALL=C cannot write every name
         interruption = cli.Interruption()
         mind_signals(interruption)
-        return cli.main(interruption=interruption)
+        status = cli.main(interruption=interruption)
+        if interruption.leave_at_once:
+            _drop_unread()
+            os._exit(status)
+        return status
     except KeyboardInterrupt:
         return 130
     finally:
@@ -89,9 +93,14 @@ def _drop_unread() -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-if __name__ == "__main__":
+def command() -> NoReturn:
+    """The process: `main`, and its exit status. Installed, this is the command `gpt2demo`."""
     status = main()
     if status == 130:
         # Python may end itself by SIGINT instead: it keeps a note of an interrupt inside an exec()
         os._exit(status)
     sys.exit(status)
+
+
+if __name__ == "__main__":
+    command()

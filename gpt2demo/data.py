@@ -5,7 +5,6 @@ import functools
 import hashlib
 import re
 from array import array
-from pathlib import Path
 from typing import Final
 
 import tiktoken
@@ -13,12 +12,13 @@ import torch
 
 from gpt2demo.config import CORPORA, InputError, RunConfig
 from gpt2demo.corpora import FetchError, builtin_text, fetch_shakespeare, too_large
+from gpt2demo.shipped import asset
 
 EOT: Final = 50256  # <|endoftext|>, the last of GPT-2's 50,257 tokens
 SHAKESPEARE_SHA256: Final = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 
 # 50,256 lines "base64 token, space, rank"; the same ranks as r50k_base, whose hash tiktoken expects
-_RANKS: Final = Path(__file__).resolve().parent.parent / "assets" / "gpt2.tiktoken"
+_RANKS: Final = asset("gpt2.tiktoken")
 _RANKS_SHA256: Final = "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"
 # GPT-2's split pattern with possessive quantifiers, as tiktoken has it: same pieces, less work
 _PATTERN: Final = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
@@ -105,26 +105,31 @@ def shakespeare_text() -> tuple[str, str | None]:
     return text.decode(), None
 
 
-def load_tokens(config: RunConfig, max_text_bytes: int) -> tuple[torch.Tensor, tuple[str, ...]]:
-    """The tokens a run trains on, (n,) int64 with n >= B*T + 1, and notes for the visitor.
+def load_tokens(
+    config: RunConfig, max_text_bytes: int, num_processes: int = 1
+) -> tuple[torch.Tensor, tuple[str, ...]]:
+    """The tokens a run trains on, (n,) int64 with n >= num_processes*B*T + 1, and notes for the
+    visitor.
 
-    A corpus shorter than B*T + 1 tokens is repeated, which a note says; an own text is refused.
-    The tensor of a corpus is shared between runs: do not write to it.
+    A corpus shorter than that is repeated, which a note says; an own text is refused. The tensor of
+    a corpus is shared between runs: do not write to it.
 
     Raises:
-        InputError: an own text that is empty, larger than `max_text_bytes` as UTF-8, shorter than
-            B*T + 1 tokens, or that the tokenizer cannot take. Nothing of the text is quoted.
+        InputError: an own text that is empty, larger than `max_text_bytes` as UTF-8, too short, or
+            that the tokenizer cannot take. Nothing of the text is quoted.
     """
-    needed = config.tokens_per_step + 1
+    needed = num_processes * config.tokens_per_step + 1
+    step = f"one step of B={config.B} T={config.T}"
+    step += f" in {num_processes} processes" if num_processes > 1 else ""
     if config.text not in CORPORA:
-        return _own_tokens(config, needed, max_text_bytes), ()
+        return _own_tokens(config, needed, step, max_text_bytes), ()
     tokens, note = _corpus_tokens(config.text)
     notes = () if note is None else (note,)
     if len(tokens) < needed:
         times = -(-needed // len(tokens))
         notes += (
-            f"The text has {len(tokens):,} tokens and one step of B={config.B} T={config.T} needs "
-            f"{needed:,}: it is repeated {times} times.",
+            f"The text has {len(tokens):,} tokens and {step} needs {needed:,}: it is repeated "
+            f"{times} times.",
         )
         tokens = tokens.repeat(times)
     return tokens, notes
@@ -142,14 +147,13 @@ def _corpus_tokens(name: str) -> tuple[torch.Tensor, str | None]:
     return _corpus_cache[name], None
 
 
-def _own_tokens(config: RunConfig, needed: int, max_text_bytes: int) -> torch.Tensor:
+def _own_tokens(config: RunConfig, needed: int, step: str, max_text_bytes: int) -> torch.Tensor:
     text = config.text
     if not text or text.isspace():
         found = f"only {len(text):,} blank characters" if text else "0 characters"
         raise InputError(
             "text",
-            f"text is empty ({found}): one step of B={config.B} T={config.T} needs at least "
-            f"{needed:,} tokens.",
+            f"text is empty ({found}): {step} needs at least {needed:,} tokens.",
         )
     # in slices: a refused text must not cost its size once more
     size = sum(
@@ -162,8 +166,8 @@ def _own_tokens(config: RunConfig, needed: int, max_text_bytes: int) -> torch.Te
     if len(tokens) < needed:
         raise InputError(
             "text",
-            f"text has {len(tokens):,} tokens; one step of B={config.B} T={config.T} needs at "
-            f"least {needed:,} (B*T + 1). Use a longer text, or lower B or T.",
+            f"text has {len(tokens):,} tokens; {step} needs at least {needed:,} (B*T + 1). Use a "
+            "longer text, or lower B or T.",
         )
     return tokens
 
@@ -171,29 +175,38 @@ def _own_tokens(config: RunConfig, needed: int, max_text_bytes: int) -> torch.Te
 class DataLoaderLite:
     """Cuts batches from one row of tokens, one after the other, and starts over at its end.
 
-    `tokens` is (n,) int64 with n >= B*T + 1.
+    Of several processes each takes its own: process 0 the first batch, process 1 the second, and
+    together they advance by `num_processes` batches a step. `tokens` is (n,) int64 with
+    n >= num_processes*B*T + 1.
 
     Raises:
-        ValueError: too few tokens for one batch.
+        ValueError: too few tokens for one batch of every process.
     """
 
-    def __init__(self, tokens: torch.Tensor, B: int, T: int) -> None:
-        if len(tokens) < B * T + 1:
-            raise ValueError(f"{len(tokens):,} tokens, but B*T + 1 = {B * T + 1:,} are needed")
+    def __init__(
+        self, tokens: torch.Tensor, B: int, T: int, process_rank: int = 0, num_processes: int = 1
+    ) -> None:
+        needed = num_processes * B * T + 1
+        if len(tokens) < needed:
+            raise ValueError(f"{len(tokens):,} tokens, but B*T + 1 = {needed:,} are needed")
         self.B = B
         self.T = T
+        self.process_rank = process_rank
+        self.num_processes = num_processes
         self.tokens = tokens
-        self.current_position = 0
+        self.current_position = 0  # of process 0's batch
 
     def next_batch(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs x and targets y, both (B, T) int64 views of `tokens`."""
         B, T = self.B, self.T
+        mine = self.current_position + B * T * self.process_rank
         # +1: the last input has a target too, the token that follows the batch
-        buf = self.tokens[self.current_position : self.current_position + B * T + 1]
+        buf = self.tokens[mine : mine + B * T + 1]
         x = buf[:-1].view(B, T)  # inputs
         y = buf[1:].view(B, T)  # targets: the same tokens, one place on
-        self.current_position += B * T
-        # start over when the next batch would run out of tokens
-        if self.current_position + B * T + 1 > len(self.tokens):
+        step = B * T * self.num_processes
+        self.current_position += step
+        # start over, all processes at once, when the next batches would run out of tokens
+        if self.current_position + step + 1 > len(self.tokens):
             self.current_position = 0
         return x, y

@@ -67,6 +67,7 @@ class Capacity:
     with_context: bool = False  # the CUDA context must still find room in it
     tracked: bool = False  # a budget that the tracker of tensors enforces (CPU)
     machine_bytes: int | None = None  # CPU: free in all, the process's scratch included
+    ddp: bool = False  # the run is one process of several
 
     def forecast(self, config: RunConfig, sizes: tuple[int, int] | None = None) -> MemoryForecast:
         """The run's forecast on this device, at (B, T) `sizes` in place of its own."""
@@ -76,6 +77,7 @@ class Capacity:
             compute_capability=self.compute_capability,
             with_context=self.with_context,
             sizes=sizes,
+            ddp=self.ddp,
         )
 
     def verdict(self, told: MemoryForecast) -> str:

@@ -30,6 +30,7 @@ from gpt2demo.roofline import Rates
 from gpt2demo.runner import MUST_RESTART, capacity_now, check_device, execute, free_bytes_now
 from gpt2demo.series import Series
 from gpt2demo.staircase import Staircase
+from gpt2demo.tracking import check_project, tracked
 from gpt2demo.train import Progress
 
 log = logging.getLogger(__name__)
@@ -46,6 +47,7 @@ class Run:
     config: RunConfig
     device: DeviceInfo
     tokens: torch.Tensor | None = None  # an own text, encoded; None = the config names a corpus
+    track: str | None = None  # trackio's project; None = the run is not logged there
     steps: list[StepMetrics] = field(default_factory=list)
     progress: Progress = field(default_factory=Progress)
     summary: RunSummary | None = None
@@ -123,15 +125,22 @@ class Hub:
 
     # --- what visitors ask for
 
-    def submit(self, config: RunConfig, owner: str) -> Run:
+    def submit(self, config: RunConfig, owner: str, track: str | None = None) -> Run:
         """Take a run into the line; it starts at once when nothing else goes on.
 
+        Args:
+            config: the run.
+            owner: the token of whoever asks.
+            track: the project of trackio that the run is logged to; None = none.
+
         Raises:
-            InputError: a limit of this server, a precision the device lacks, an unfit own text, or
-                a full line.
+            InputError: a limit of this server, a precision the device lacks, an unfit own text, a
+                full line, or trackio is asked for and not to be had.
         """
         self._check_steps(config)
-        return self._submit(config, owner)
+        if track is not None:
+            check_project(track)
+        return self._submit(config, owner, track=track)
 
     def find_limit(self, config: RunConfig, axis: str, owner: str) -> Run:
         """Find the largest B or T that runs, all else as in `config`, by runs of two steps.
@@ -253,6 +262,7 @@ class Hub:
         config: RunConfig,
         owner: str,
         series: Series | None = None,
+        track: str | None = None,
     ) -> Run:
         if self._broken:
             raise InputError("device", self._broken)
@@ -264,6 +274,7 @@ class Hub:
             tokens, _ = load_tokens(config, self.settings.max_text_mib * 2**20)
             config = replace(config, text="own")  # the words themselves are not kept
         run = self._new_run(config, owner, tokens, series)
+        run.track = track
         with self._lock:
             self._check_line(owner)
             self.waiting.append(run)
@@ -443,7 +454,8 @@ class Hub:
         try:
             if torch.get_num_threads() > 3:
                 torch.set_num_threads(torch.get_num_threads() - 1)  # a core for the page
-            run.summary = self._execute(
+            execute = tracked(self._execute, run.track) if run.track else self._execute
+            run.summary = execute(
                 run.config,
                 run.device,
                 on_step=run.steps.append,

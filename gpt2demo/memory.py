@@ -95,6 +95,7 @@ def forecast(
     compute_capability: str | None = None,
     with_context: bool = False,
     sizes: tuple[int, int] | None = None,
+    ddp: bool = False,
 ) -> MemoryForecast:
     """The peak of a run; from its second step on AdamW's moments count too.
 
@@ -106,6 +107,9 @@ def forecast(
         with_context: count a CUDA context (not where the device's free memory is read from inside
             a process that has one).
         sizes: (B, T) in place of the config's.
+        ddp: one process of several (DistributedDataParallel): the gradients' buckets live from the
+            start to the end, and the tied gradient is copied into them. NCCL's own buffers lie
+            outside torch's allocator and are not counted.
     """
     gpt = config.gpt
     B, T = sizes or (config.B, config.T)
@@ -151,6 +155,9 @@ def forecast(
     temporary = 0 if config.optimizer == "fused" else P if foreach else 2 * w * V * C
     # the position table's gradient is the last: only its (T, C) rows are there yet
     gradients = P - w * C * (gpt.block_size - T)
+    if ddp:
+        gradients = P + w * C * T
+        embedding += w * V * C
 
     beside = {
         "weights": weights,
@@ -159,6 +166,7 @@ def forecast(
     }
     phases = {
         "cross-entropy backward": MemoryParts(
+            gradients=P if ddp else 0,
             moments=born,
             activations=batch + saved,
             logits=logits,

@@ -8,12 +8,12 @@ import csv
 import functools
 import re
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
 from gpt2demo.config import PRECISIONS
+from gpt2demo.shipped import asset
 
-_TABLE: Final = Path(__file__).parent.parent / "assets" / "gpus.csv"
+_TABLE: Final = asset("gpus.csv")
 
 # What a driver reports lies below the nominal size (a T4 has 14.6 of 16 GiB, ECC takes 1/16) and
 # never noticeably above it. Cards of one name differ by a fifth or more (10 and 12 GB), so these

@@ -25,9 +25,9 @@ class StepMetrics:
     """
 
     step: int  # counted from 0, as the lesson's log does
-    loss: float  # nats a token, before this step's update; may be NaN or infinite
+    loss: float  # nats a token, before this step's update, the processes' mean; may be NaN or inf
     step_ms: float
-    tokens_per_sec: float  # B*T / step time
+    tokens_per_sec: float  # B*T / step time, all processes together
     is_warmup: bool  # the first steps: left out of every average
     skipped: bool = False  # the gradient scaler left the weights as they were
     loss_scale: float | None = None  # fp16's scale in this step, else None
@@ -73,6 +73,7 @@ class RunSummary:
     state: str  # one of STATES
     message: str  # the state in one sentence, for the visitor
     notes: tuple[str, ...] = ()  # what else happened ("runs without torch.compile: ...")
+    world_size: int = 1  # processes that trained together, each on B*T tokens a step
     steps_done: int
     steps_measured: int  # steps_done less warm-up
     seconds: float  # wall clock from the start of the run to its end
@@ -86,7 +87,7 @@ class RunSummary:
     skipped_steps: int = 0
     parameters: int | None = None
     flops_per_token: float | None = None
-    peak_flops: float | None = None  # dense peak FLOP/s of the device in this precision
+    peak_flops: float | None = None  # dense peak FLOP/s of one device in this precision
     mfu: float | None = None  # model FLOPs utilization, 1.0 = the dense peak; None = unknown
     peak_memory_bytes: int | None = None
     joules_per_1000_tokens: float | None = None  # the GPU's own counter, without warm-up

@@ -16,6 +16,7 @@ from gpt2demo.compiling import ensure_cache_folder
 from gpt2demo.config import InputError, RunConfig
 from gpt2demo.data import load_tokens
 from gpt2demo.device import DeviceInfo, memory_free_bytes, resolve_device
+from gpt2demo.distributed import is_peer_gone
 from gpt2demo.energy import EnergyMeter
 from gpt2demo.fit import FITS, Capacity, advice, capacity_for, smaller_that_fits
 from gpt2demo.flops import flops_per_token, mfu
@@ -23,6 +24,7 @@ from gpt2demo.malloc import give_back
 from gpt2demo.memory import CONTEXT_BYTES, MemoryForecast
 from gpt2demo.oom import WillNotFit, is_out_of_memory, is_poison, spill_note
 from gpt2demo.peaks import peak_flops
+from gpt2demo.ranks import ALONE, Ranks
 from gpt2demo.records import OutOfMemory, RunMemory, RunSummary, StepMetrics, timing
 from gpt2demo.train import Progress, train
 
@@ -61,6 +63,7 @@ def execute(
     progress: Progress | None = None,
     tokens: torch.Tensor | None = None,
     max_text_bytes: int = 16 * 2**20,
+    ranks: Ranks = ALONE,
 ) -> RunSummary:
     """Run `config` to its end, whatever that is, and sum it up.
 
@@ -73,6 +76,7 @@ def execute(
         progress: what the run is doing now, for whoever watches.
         tokens: (n,) token ids, where the text is encoded already.
         max_text_bytes: the largest own text.
+        ranks: this process among those that train together; then `tokens` must be given.
 
     Raises:
         InputError: the text cannot be trained on. Everything else ends as a state.
@@ -84,7 +88,7 @@ def execute(
     failure: _Failure | None = None
     joules: float | None = None
     device = resolve_device(config.device)
-    capacity = capacity_now(config, info, device)
+    capacity = capacity_now(config, info, device, ranks)
     told = capacity.forecast(config)
 
     def should_stop() -> bool:
@@ -105,7 +109,10 @@ def execute(
             _limit(config, info, device, capacity),
             nvidia.energy_counter(device) as read_joules,
             contextlib.closing(
-                train(config, tokens, device, should_stop, progress, capacity.tracker_budget())
+                train(
+                    *(config, tokens, device, should_stop, progress),
+                    *(capacity.tracker_budget(), ranks),
+                )
             ) as run,
         ):
             energy = EnergyMeter(read=read_joules, tokens_per_step=config.tokens_per_step)
@@ -117,10 +124,10 @@ def execute(
     except InputError:
         raise
     except KeyboardInterrupt:
-        failure = _interruption(config, steps)
+        failure = _interruption(config, steps, ranks)
     except BaseException as exc:  # the tokenizer's panic is no Exception
         progress.poisoned = is_poison(exc)
-        failure = _failure(exc, config, progress, len(steps))
+        failure = _failure(exc, config, progress, len(steps), ranks)
     # Only here, outside the except block, is the exception gone and with it the traceback that
     # pins the model's tensors.
     accelerator.free_memory(device)
@@ -136,17 +143,25 @@ def execute(
     if note := spill_note(reserved, info.memory_total_bytes, measured_ms):
         progress.notes.append(note)
     return replace(
-        _summary(config, info, progress, steps, time.perf_counter() - started, reason, failure),
+        _summary(
+            *(config, info, progress, steps, time.perf_counter() - started),
+            *(reason, failure, ranks),
+        ),
         memory=_memory(ran, capacity, capacity.verdict(told), steps, reserved, out_of_memory),
         out_of_memory=out_of_memory,
         joules_per_1000_tokens=joules,
     )
 
 
-def capacity_now(config: RunConfig, info: DeviceInfo, device: torch.device) -> Capacity:
-    """The memory that a run would find if it started now."""
+def capacity_now(
+    config: RunConfig, info: DeviceInfo, device: torch.device, ranks: Ranks = ALONE
+) -> Capacity:
+    """The memory that a run would find if it started now; processes share out a CPU's."""
     free = free_bytes_now(info, device)
-    return capacity_for(config, device.type, free, info.compute_capability)
+    if free is not None and device.type == "cpu":
+        free //= ranks.local_world_size
+    capacity = capacity_for(config, device.type, free, info.compute_capability)
+    return replace(capacity, ddp=ranks.ddp)
 
 
 def free_bytes_now(info: DeviceInfo, device: torch.device) -> int | None:
@@ -181,9 +196,11 @@ def interrupted(
     progress: Progress,
     steps: list[StepMetrics],
     seconds: float,
+    ranks: Ranks = ALONE,
 ) -> RunSummary:
     """The summary of a run that was interrupted outside `execute`: what was measured until now."""
-    return _summary(config, info, progress, steps, seconds, None, _interruption(config, steps))
+    failure = _interruption(config, steps, ranks)
+    return _summary(config, info, progress, steps, seconds, None, failure, ranks)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -195,12 +212,16 @@ class _Failure:
     asked_bytes: int | None = None  # of memory that was not to be had
 
 
-def _interruption(config: RunConfig, steps: list[StepMetrics]) -> _Failure:
+def _interruption(config: RunConfig, steps: list[StepMetrics], ranks: Ranks) -> _Failure:
     message = f"Interrupted after {len(steps)} of {config.steps} steps."
+    if ranks.ddp:  # torchrun ends all processes by a signal when one of them ends
+        message = f"{message[:-1]}: by a signal, or because one of the processes ended."
     return _Failure(state="interrupted", message=message)
 
 
-def _failure(exc: BaseException, config: RunConfig, progress: Progress, done: int) -> _Failure:
+def _failure(
+    exc: BaseException, config: RunConfig, progress: Progress, done: int, ranks: Ranks
+) -> _Failure:
     """State and sentence of a run that an exception ended; the sentence holds no path."""
     training = progress.phase == "training"
     at = f"in step {done} ({progress.moment})" if training else f"while {progress.phase}"
@@ -212,6 +233,11 @@ def _failure(exc: BaseException, config: RunConfig, progress: Progress, done: in
         more = "" if asked is None else f", asking for {_size(asked)} more"
         message = f"Out of memory {at} ({settings}){more}."
         return _Failure(state="out of memory", message=message, asked_bytes=asked)
+    if ranks.ddp and is_peer_gone(exc):
+        message = (
+            f"One of the {ranks.world_size} processes ended {at}; the others cannot go on alone."
+        )
+        return _Failure(state="error", message=message)
     log.error("a run ended with an error", exc_info=exc)
     if progress.poisoned:
         return _Failure(state="error", message=f"The GPU failed {at}. {MUST_RESTART}")
@@ -282,6 +308,7 @@ def _summary(
     seconds: float,
     reason: str | None,
     failure: _Failure | None,
+    ranks: Ranks,
 ) -> RunSummary:
     measured = timing(steps)
     last = steps[-1] if steps else None
@@ -304,6 +331,7 @@ def _summary(
         state=state,
         message=message,
         notes=tuple(progress.notes),
+        world_size=ranks.world_size,
         steps_done=len(steps),
         seconds=seconds,
         compile_seconds=progress.compile_seconds,
@@ -314,6 +342,6 @@ def _summary(
         parameters=progress.parameters,
         flops_per_token=per_token,
         peak_flops=peak,
-        mfu=mfu(per_token, measured.tokens_per_sec_median, peak),
+        mfu=mfu(per_token, measured.tokens_per_sec_median, peak and peak * ranks.world_size),
         peak_memory_bytes=last.peak_memory_bytes if last else None,
     )

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
@@ -133,10 +134,13 @@ class MemoryMeter:
         if live is None or model is None:
             return {}
         parameters = list(model.parameters())
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        if isinstance(model, DistributedDataParallel):  # its buckets are there from the start
+            gradients = parameters
         state = optimizer.state.values() if optimizer else ()
         parts = {
             "weights": _nbytes([*parameters, *model.buffers()]),
-            "gradients": _nbytes([p.grad for p in parameters if p.grad is not None]),
+            "gradients": _nbytes(gradients),
             "moments": _nbytes([t for s in state for t in s.values() if torch.is_tensor(t)]),
         }
         if self._tracker:

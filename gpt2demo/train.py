@@ -11,10 +11,12 @@ from gpt2demo import accelerator
 from gpt2demo.compiling import compile_model
 from gpt2demo.config import WARMUP_STEPS, RunConfig
 from gpt2demo.data import DataLoaderLite
+from gpt2demo.distributed import data_parallel, mean_over_ranks
 from gpt2demo.malloc import keep_large_blocks
 from gpt2demo.model import GPT
 from gpt2demo.oom import is_out_of_memory
 from gpt2demo.precision import PRECISION, autocast, grad_scaler, precision_scope
+from gpt2demo.ranks import ALONE, Ranks
 from gpt2demo.records import StepMetrics
 from gpt2demo.tracker import MemoryMeter
 
@@ -44,6 +46,7 @@ def train(
     should_stop: Callable[[], bool] = lambda: False,
     progress: Progress | None = None,
     budget_bytes: int | None = None,
+    ranks: Ranks = ALONE,
 ) -> Iterator[StepMetrics]:
     """Train GPT-2 from scratch and yield one record a step.
 
@@ -51,20 +54,24 @@ def train(
     step whose loss is not finite. The process-wide matmul mode is put back and model and optimizer
     are dropped however it ends.
 
+    Under torchrun every process runs this, each on batches of its own: gradients and the loss are
+    means over the processes, tokens/sec is all of theirs, and memory is this process's.
+
     Args:
         config: the checked settings.
-        tokens: (n,) int64 token ids, n > B*T.
+        tokens: (n,) int64 token ids, the same in all processes, n > world_size*B*T.
         device: where to train.
         should_stop: asked before every step.
         progress: filled in as the run goes on.
         budget_bytes: on a CPU, the most that tensors may take; None = as much as there is.
+        ranks: this process among those that train together (see `distributed.start`).
 
     Raises:
         torch.OutOfMemoryError: (or a RuntimeError that says so) memory ran out.
     """
     progress = progress or Progress()
     precision = PRECISION[config.precision]
-    loader = DataLoaderLite(tokens, config.B, config.T)
+    loader = DataLoaderLite(tokens, config.B, config.T, ranks.rank, ranks.world_size)
     meter = MemoryMeter(config, device, budget_bytes)
     model = optimizer = scaler = x = y = loss = None
     with keep_large_blocks(), precision_scope(precision):
@@ -86,6 +93,9 @@ def train(
                 progress.notes += [note] if note else []
                 progress.compiled = note is None
             meter.start(model, tokens, compiled=progress.compiled)
+            if ranks.ddp:
+                with meter.during(0):  # the buckets of the gradients are memory too
+                    model = data_parallel(model, device)
             progress.phase = "training"
 
             for step in range(config.steps):
@@ -107,6 +117,8 @@ def train(
                     progress.moment = "optimizer"
                     scaler.step(optimizer)
                     scaler.update()
+                    if ranks.ddp:
+                        loss = mean_over_ranks(loss, ranks)
                     loss = loss.item()
                     accelerator.synchronize(device)
                     t1 = time.perf_counter()
@@ -115,7 +127,7 @@ def train(
                     step=step,
                     loss=loss,
                     step_ms=step_time * 1000,
-                    tokens_per_sec=config.B * config.T / step_time,
+                    tokens_per_sec=config.B * config.T * ranks.world_size / step_time,
                     is_warmup=step < WARMUP_STEPS,
                     skipped=scaler.get_scale() < loss_scale,
                     loss_scale=loss_scale if scaler.is_enabled() else None,

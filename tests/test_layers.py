@@ -17,12 +17,12 @@ PACKAGE = ROOT / "gpt2demo"
 FLOORS: dict[int, tuple[str, ...]] = {
     # settings, records, plain texts: nothing of torch
     0: (
-        *("config", "lesson", "records", "inspection", "malloc", "corpora", "json_file"),
-        *("literals", "formats"),
+        *("config", "shipped", "ranks", "lesson", "records", "inspection", "malloc", "corpora"),
+        *("json_file", "literals", "formats", "tracking"),
     ),
     # the model, its data, and the machine
     1: (
-        *("accelerator", "model", "data", "precision"),
+        *("accelerator", "model", "data", "precision", "distributed"),
         *("peaks", "host", "nvidia", "support", "device"),
     ),
     # what a run will take, and what can go wrong
@@ -60,6 +60,7 @@ FLOORS: dict[int, tuple[str, ...]] = {
         *(
             "cli.output",
             "cli.options",
+            "cli.processes",
             "cli.run",
             "cli.series",
             "cli.compare",
@@ -70,6 +71,7 @@ FLOORS: dict[int, tuple[str, ...]] = {
             "cli.device",
             "cli.bits",
             "cli.specs",
+            "cli.serve",
             "cli",
         ),
         "__main__",
@@ -117,11 +119,13 @@ PACKAGES: dict[str, set[str]] = {
             "tracker",
             "compiling",
             "probe",
+            "distributed",
         ),
         *("train", "runner", "hub", "histogram", "casts", "step_profile", "inside"),
     },
     "tiktoken": {"data"},
-    "huggingface_hub": {"corpora"},
+    "huggingface_hub": {"corpora", "tracking"},
+    "trackio": {"tracking"},  # optional
     "psutil": {"host"},
     "pynvml": {"nvidia"},  # optional
     "pandas": {"table", "compare_figure", "staircase_figure"} | PAGE,
@@ -297,7 +301,7 @@ for name in outside:  # what the libraries do when they are imported is theirs
     try:
         importlib.import_module(name)
     except ImportError:
-        assert name == "pynvml", name
+        assert name.partition(".")[0] in ("pynvml", "trackio"), name
 import logging, signal, threading, torch, warnings
 
 def state():

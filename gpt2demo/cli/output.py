@@ -18,6 +18,7 @@ class Interruption:
 
     received: bool = False  # a signal came: the verb is to end
     held: bool = False  # no KeyboardInterrupt now: the result is being written
+    leave_at_once: bool = False  # end without the interpreter's clean-up: it may never return
     last_words: Callable[[], None] = lambda: None  # writes what there is, from another thread
 
     @contextlib.contextmanager

@@ -23,6 +23,7 @@ from gpt2demo.cli.output import (
     put_json,
     say,
 )
+from gpt2demo.cli.processes import Processes
 from gpt2demo.config import (
     CORPORA,
     WARMUP_STEPS,
@@ -34,7 +35,9 @@ from gpt2demo.config import (
 )
 from gpt2demo.corpora import read_upload
 from gpt2demo.json_file import check_json_path
+from gpt2demo.ranks import ranks_from_env
 from gpt2demo.records import RunRecord, RunSummary, StepMetrics, log_line
+from gpt2demo.tracking import check_project, tracked
 
 if TYPE_CHECKING:
     from gpt2demo.device import DeviceInfo
@@ -64,7 +67,7 @@ def add(verbs: Any) -> None:
         description="Train GPT-2: prints the log line of every step, then a summary.",
         epilog=_EXITS,
     )
-    run.set_defaults(json=None)
+    run.set_defaults(json=None, track=None)
     add_step_options(run, plain)
     add_seed_option(run, plain)
     run.add_argument(
@@ -86,15 +89,24 @@ def add(verbs: Any) -> None:
         help=f"{' or '.join(CORPORA)}, or a file of text (default {plain.text})",
     )
     run.add_argument(
+        "--track",
+        metavar="NAME",
+        help="log settings and every step to trackio's project NAME, on this machine (needs the "
+        "package trackio)",
+    )
+    run.add_argument(
         "--json", metavar="FILE", help="write the run here; - is stdout, with the log on stderr"
     )
 
 
 def _run(args: argparse.Namespace, interruption: Interruption) -> int:
+    processes = Processes(ranks_from_env(), interruption)
     given = given_settings(args)
     RunConfig(**given | {"text": "builtin"})  # refused before anything is read or imported
     if args.json not in (None, "-"):
         check_json_path(args.json)
+    if args.track is not None:
+        check_project(args.track)
     given |= _read_text(given)
 
     with interruption.deferred():
@@ -102,16 +114,17 @@ def _run(args: argparse.Namespace, interruption: Interruption) -> int:
         from gpt2demo.runner import check_device, execute, interrupted
         from gpt2demo.train import Progress
 
-    device = resolve_device(given.get("device", "auto"))
+    device = resolve_device(processes.device(given.get("device", "auto")))
     info = probe_device(str(device))
     config = RunConfig(**default_sizes(device.type) | given | {"device": str(device)})
     check_device(config, info)
+    err = processes.log(sys.stderr)
+    out = err if args.json == "-" else processes.log(sys.stdout)
     for warning in warnings_for(info, config.precision):
-        say(f"Warning: {warning}", sys.stderr)
+        say(f"Warning: {warning}", err)
     if config.compile:
-        say("Compiling before the first step; its seconds are counted apart.", sys.stderr)
+        say("Compiling before the first step; its seconds are counted apart.", err)
 
-    out = sys.stderr if args.json == "-" else sys.stdout
     steps: list[StepMetrics] = []
     progress = Progress()
     lost: list[str] = []  # why nobody reads the output any more
@@ -128,29 +141,44 @@ def _run(args: argparse.Namespace, interruption: Interruption) -> int:
             raise KeyboardInterrupt
 
     def cut_short() -> RunSummary:
-        return interrupted(config, info, progress, list(steps), time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        ranks = processes.ranks
+        return processes.explained(
+            interrupted(config, info, progress, list(steps), seconds, ranks=ranks)
+        )
 
-    def write() -> None:
+    def write(summary: RunSummary) -> None:
         record = RunRecord(
             config=config.to_dict(),
             device=info.to_dict(),
             steps=tuple(steps),
-            summary=summary or cut_short(),
+            summary=summary,
         )
-        if args.json is not None:
+        if args.json is not None and processes.ranks.master_process:
             put_json(args.json, record.to_dict())
 
-    interruption.last_words = write
+    def last_words() -> None:
+        ended = summary or cut_short()
+        write(ended)
+        processes.last_words(ended)
+
+    interruption.last_words = last_words
     try:
+        tokens = processes.meet(config, progress, _max_text_bytes())
+        if args.track is not None and processes.ranks.master_process:
+            execute = tracked(execute, args.track)
         summary = execute(
             config,
             info,
             on_step=on_step,
             stop_reason=lambda: lost[0] if lost else None,
             progress=progress,
+            tokens=tokens,
             max_text_bytes=_max_text_bytes(),
+            ranks=processes.ranks,
         )
         interruption.held = True
+        summary = processes.explained(summary)
     except KeyboardInterrupt:  # in the moment before or after `execute` minds it itself
         interruption.held = True
         summary = None
@@ -158,12 +186,13 @@ def _run(args: argparse.Namespace, interruption: Interruption) -> int:
         summary = cut_short()
     status = EXIT_STATUS.get(summary.state, EXIT_OTHER)
     try:
-        write()
+        write(summary)
     except NotWrittenError as exc:
         status = status or EXIT_OTHER
         say(f"gpt2demo: {exc}", sys.stderr)
     for line in _summary_lines(config, info, steps, summary):
         say(line, out)
+    processes.leave(summary)
     return status
 
 
@@ -209,6 +238,9 @@ def _summary_lines(
     size = f", {s.parameters:,} parameters" if s.parameters else ""
     rows.append(("model", f"{config.model}{size}, {config.precision}, B={config.B} T={config.T}"))
     rows.append(("device", f"{config.device}, {info.name or 'name unknown'}"))
+    if s.world_size > 1:
+        each = f"each with its own B={config.B}; tokens/sec is all of theirs, memory one's"
+        rows.append(("processes", f"{s.world_size}, {each}"))
     if s.step_ms_median is None:
         rows.append(("step", f"not measured: the first {WARMUP_STEPS} steps are warm-up"))
     else:
@@ -222,7 +254,9 @@ def _summary_lines(
         ]
     mfu = "unknown"
     if s.mfu is not None and s.peak_flops is not None:
-        mfu = f"{s.mfu:.1%} of {s.peak_flops / 1e12:,.1f} TFLOP/s (dense peak in this precision)"
+        times = f"{s.world_size} x " if s.world_size > 1 else ""
+        peak = f"{times}{s.peak_flops / 1e12:,.1f} TFLOP/s"
+        mfu = f"{s.mfu:.1%} of {peak} (dense peak in this precision)"
     rows.append(("MFU", mfu))
     if s.joules_per_1000_tokens is not None:
         rows.append(("energy", f"{s.joules_per_1000_tokens:,.2f} J per 1,000 tokens"))

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import gradio as gr
 
+from gpt2demo import tracking
 from gpt2demo.config import (
     MAX_B,
     MAX_SEED,
@@ -63,6 +64,7 @@ class Controls:
     own: gr.Group
     pasted: gr.Textbox
     upload: gr.File
+    track: gr.Checkbox
 
     def named(self, names: Sequence[str], **others: Any) -> list[Any]:
         """The components of these settings, in order; `others` lie elsewhere on the page."""
@@ -158,6 +160,12 @@ def controls(hub: Hub, device_html: str, note_html: str) -> Controls:
             elem_id="seed",
         )
         text = gr.Radio(_TEXTS, value=plain.text, label="Text", elem_id="text")
+        track = gr.Checkbox(
+            False,
+            label=f"Log this run to trackio here, project {tracking.PAGE_PROJECT}",
+            visible=tracking.is_usable(),
+            elem_id="track",
+        )
         with gr.Group(visible=False) as own:
             pasted = gr.Textbox(label="Paste a text", lines=4, max_lines=8, elem_id="pasted")
             upload = gr.File(
@@ -187,6 +195,7 @@ def controls(hub: Hub, device_html: str, note_html: str) -> Controls:
         own=own,
         pasted=pasted,
         upload=upload,
+        track=track,
     )
 
 

@@ -21,8 +21,8 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
 from gpt2demo import charts
+from gpt2demo.shipped import asset
 
-_ASSETS: Final = Path(__file__).parents[2] / "assets"
 _PLOTLY_JS: Final = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
 _TEXTS: Final = {
     "empty": "Press Run: loss, ms per step and tokens per second of every step appear here.",
@@ -69,7 +69,7 @@ def live_view(snapshot: Callable[[gr.Request], str]) -> gr.HTML:
 def plot_script(name: str, setup: dict[str, Any]) -> str:
     """A component's `js_on_load`: its setup, what all charts share, and the file `name`."""
     known = {**setup, "plotly": _plotly_path()}
-    parts = [(_ASSETS / part).read_text(encoding="utf-8") for part in ("plot.js", name)]
+    parts = [asset(part).read_text(encoding="utf-8") for part in ("plot.js", name)]
     return "\n".join([f"const setup = {json.dumps(known)};", *parts])
 
 

@@ -8,7 +8,6 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Iterator
 from html import escape
-from pathlib import Path
 from typing import Any, Final
 
 import gradio as gr
@@ -17,7 +16,9 @@ from gpt2demo.config import InputError, RunConfig
 from gpt2demo.device import memory_free_bytes
 from gpt2demo.hub import Hub
 from gpt2demo.precision import PRECISION
+from gpt2demo.shipped import asset
 from gpt2demo.table import shown_table
+from gpt2demo.tracking import PAGE_PROJECT
 from gpt2demo.ui.api import add_api
 from gpt2demo.ui.board_tab import board_tab
 from gpt2demo.ui.compare_tab import compare_tab, race_inputs
@@ -36,7 +37,10 @@ from gpt2demo.ui.stream import Feed
 
 log = logging.getLogger(__name__)
 
-_ASSETS: Final = Path(__file__).parents[2] / "assets"
+_STYLES: Final = (
+    *("page.css", "style.css", "memory.css", "fit_map.css"),
+    *("precision.css", "inside.css", "staircase.css"),
+)
 _UPDATE_SEC: Final = 0.25
 _BEAT_SEC: Final = 3.0  # an idle stream says so, or a closed tab would never be noticed
 _TITLE: Final = (
@@ -96,10 +100,14 @@ class Page:
         """The device panel with the memory that is free now."""
         return device_card(self.hub.device_info, memory_free_bytes(self.hub.device))
 
-    def run(self, token: object, *values: Any) -> None:
-        """Put a run with these settings (in the order of FIELDS) into the line."""
+    def run(self, token: object, track: object, *values: Any) -> None:
+        """Put a run with these settings (in the order of FIELDS) into the line; `track` is True
+        where trackio is to log it.
+        """
         with refusals():
-            self.hub.submit(config_of(values, self.hub.settings.max_text_mib), self.owner(token))
+            config = config_of(values, self.hub.settings.max_text_mib)
+            project = PAGE_PROJECT if track is True else None
+            self.hub.submit(config, self.owner(token), project)
 
     def find_limit(self, axis: str, token: object, *values: Any) -> None:
         """Put a search for the largest B or T into the line."""
@@ -229,7 +237,7 @@ def build_demo(hub: Hub) -> gr.Blocks:
             **watched, api_name="page_load", **_PRIVATE
         )
         starts = [
-            (column.run.click, page.run, "run", settings_of_run),
+            (column.run.click, page.run, "run", [column.track, *settings_of_run]),
             (stairs.climb.click, page.climb, "climb", settings_of_run),
             (
                 compare.race.click,
@@ -361,15 +369,7 @@ def launch_options(hub: Hub) -> dict[str, Any]:
         "max_file_size": hub.settings.max_text_mib * 2**20,
         "app_kwargs": {"routes": [*plotly_route(), *download_routes(hub)]},
         "theme": gr.themes.Default(font=fonts, font_mono=mono),
-        "css_paths": [
-            _ASSETS / "page.css",
-            _ASSETS / "style.css",
-            _ASSETS / "memory.css",
-            _ASSETS / "fit_map.css",
-            _ASSETS / "precision.css",
-            _ASSETS / "inside.css",
-            _ASSETS / "staircase.css",
-        ],
+        "css_paths": [asset(name) for name in _STYLES],
         "head": head(),
         "footer_links": ["api", "settings"],
         "run_history": False,

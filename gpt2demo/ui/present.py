@@ -4,13 +4,13 @@ Texts of our own are enlarged by `assets/present.css`, charts that a script of o
 `--chart-scale` that it sets, and figures that gradio draws by `chart_scale`.
 """
 
-from pathlib import Path
 from typing import Final
 
 import gradio as gr
 
+from gpt2demo.shipped import asset
+
 SCALE: Final = 1.8  # of charts and texts; assets/present.css holds the same
-_STYLE: Final = Path(__file__).parents[2] / "assets" / "present.css"
 # The link changes this one parameter: a page that was opened dark, or with settings, stays so.
 _SCRIPT: Final = """
 if (new URLSearchParams(location.search).get("present") === "1")
@@ -32,7 +32,7 @@ LINK: Final = (
 
 def head() -> str:
     """What goes into the page's head."""
-    style = _STYLE.read_text(encoding="utf-8")
+    style = asset("present.css").read_text(encoding="utf-8")
     return f"<script>{_SCRIPT}</script>\n<style>{style}</style>"
 
 
