@@ -11,7 +11,7 @@ const REBIN = 750; // points that make a curve be re-binned
 const LOG_LINES = 200;
 const LOSS_CEILING = 30; // nats; an untrained model has ln(50257) = 10.8
 const DIVERGED = { n: "NaN", "+": "inf", "-": "-inf" };
-const ACTIVE = ["waiting", "loading", "compiling", "running", "stopping"];
+const ACTIVE = ["waiting", "lending", "loading", "compiling", "running", "stopping"];
 
 // ---------------------------------------------------------------- the page's nodes
 

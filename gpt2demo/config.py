@@ -216,6 +216,11 @@ def default_sizes(device_type: str) -> dict[str, int]:
     return {"B": 4, "T": 1024, "steps": 50}
 
 
+def on_zero_gpu(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether this is a ZeroGPU Space, as the package `spaces` reads it."""
+    return environ.get("SPACES_ZERO_GPU", "").lower() in ("1", "t", "true")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
     """Limits that protect a public page. Each is read from the environment variable

@@ -137,7 +137,7 @@ def warnings_for(info: DeviceInfo, precision: str) -> tuple[str, ...]:
     support = info.support[precision]
     if support.slow:
         return (support.slow,)
-    return () if support.status == "native" else (support.reason,)
+    return () if support.status in ("native", "unknown") else (support.reason,)
 
 
 def _cpu(device: torch.device) -> dict[str, Any]:

@@ -5,6 +5,8 @@ run's steps is its thread.
 """
 
 import contextlib
+import contextvars
+import functools
 import logging
 import secrets
 import threading
@@ -12,13 +14,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 import torch
 
 from gpt2demo.board import Board
 from gpt2demo.config import InputError, RunConfig, Settings
 from gpt2demo.data import load_tokens
-from gpt2demo.device import DeviceInfo, probe_device, resolve_device
+from gpt2demo.device import DeviceInfo, memory_free_bytes, probe_device, resolve_device
 from gpt2demo.fit import Capacity, capacity_for
 from gpt2demo.inside import MAX_SECONDS, Inspection, inspect_step
 from gpt2demo.limit import LimitSearch
@@ -27,7 +30,14 @@ from gpt2demo.probe import ProbeResult, probe_rates
 from gpt2demo.race import Race
 from gpt2demo.records import RunRecord, RunSummary, StepMetrics, timing
 from gpt2demo.roofline import Rates
-from gpt2demo.runner import MUST_RESTART, capacity_now, check_device, execute, free_bytes_now
+from gpt2demo.runner import (
+    MUST_RESTART,
+    capacity_now,
+    check_device,
+    execute,
+    free_bytes_now,
+    interrupted,
+)
 from gpt2demo.series import Series
 from gpt2demo.staircase import Staircase
 from gpt2demo.tracking import check_project, tracked
@@ -56,18 +66,23 @@ class Run:
     series: Series | None = None  # the run is one of several that belong together
     stop_reason: str | None = None
     out_of_time: bool = False  # the server's limit of seconds stopped it
-    stop: threading.Event = field(default_factory=threading.Event)
+    kept: bool = False  # it is on the board, or being written there
+    stop: "StopFlag" = field(default_factory=threading.Event)
+    # the asking request's: a GPU that is lent is lent to whoever pressed Run
+    context: contextvars.Context | None = field(default_factory=contextvars.copy_context)
 
     @property
     def state(self) -> str:
-        """Where the run is: waiting, loading, compiling, running, stopping, or how it ended."""
+        """Where the run is: waiting, lending, loading, compiling, running, stopping, or how it
+        ended.
+        """
         if self.summary:
             return self.summary.state
         if self.started is None:
             return "waiting"
         if self.stop.is_set():
             return "stopping"
-        return {"compiling": "compiling", "training": "running"}.get(self.progress.phase, "loading")
+        return _STATES.get(self.progress.phase, "loading")
 
     @property
     def seconds_left(self) -> float | None:
@@ -77,15 +92,53 @@ class Run:
             return None
         return (self.config.steps - len(self.steps)) * measured.step_ms_median / 1000
 
-    def record(self) -> RunRecord:
-        """The finished run as it is written."""
-        assert self.summary, "the run has not ended"
+    def record(self, summary: RunSummary | None = None) -> RunRecord:
+        """The finished run as it is written; one that has not ended needs a `summary`."""
+        summary = summary or self.summary
+        assert summary, "the run has not ended"
         return RunRecord(
             config=self.config.to_dict(),
             device=self.device.to_dict(),
             steps=tuple(self.steps),
-            summary=self.summary,
+            summary=summary,
         )
+
+
+class StopFlag(Protocol):
+    """What tells a run to stop: a threading.Event, or one that other processes see too."""
+
+    def set(self) -> None:
+        """Stop after this step."""
+        ...
+
+    def is_set(self) -> bool:
+        """Whether it was told."""
+        ...
+
+
+class Lender(Protocol):
+    """A device that this process has only while a run lasts, in a process of the run's own."""
+
+    device: torch.device
+    info: DeviceInfo  # None = not known before the first run
+
+    def execute(
+        self, config: RunConfig, info: DeviceInfo, *, on_device: Callable[..., None], **_: Any
+    ) -> RunSummary:
+        """`runner.execute`, and `on_device` called with the device's facts."""
+        ...
+
+    def probe(self, tokens: int) -> tuple[DeviceInfo, ProbeResult]:
+        """The device's facts and rates."""
+        ...
+
+    def inspect(self, config: RunConfig) -> tuple[DeviceInfo, Inspection]:
+        """The device's facts and one step from inside."""
+        ...
+
+    def new_stop(self) -> StopFlag:
+        """What stops the next run."""
+        ...
 
 
 class Hub:
@@ -97,16 +150,20 @@ class Hub:
         *,
         device: str = "auto",
         execute: Execute = execute,
+        lender: Lender | None = None,
         clock: Callable[[], float] = time.monotonic,
         board: Board | None = None,
     ) -> None:
         self.settings = settings or Settings()
         self.board = board or Board(None, limit=self.settings.max_board)
-        self.device = resolve_device(device)
-        self.device_info = probe_device(device)
+        self.lender = lender
+        self.device = lender.device if lender else resolve_device(device)
+        self.device_info = lender.info if lender else probe_device(device)
         self.current: Run | None = None
         self.waiting: deque[Run] = deque()
         self.finished: deque[Run] = deque(maxlen=self.settings.max_finished)
+        if lender:
+            execute = functools.partial(lender.execute, on_device=self._met)
         self._execute = execute
         self._clock = clock
         self._lock = threading.RLock()
@@ -194,7 +251,13 @@ class Hub:
             InputError: a run goes on, or another probe.
         """
         with self._alone("probe"):
-            self.probed = probe_rates(self.device_info, tokens, should_stop=lambda: self._closing)
+            if self.lender:
+                info, self.probed = self.lender.probe(tokens)
+                self._met(info)
+            else:
+                self.probed = probe_rates(
+                    self.device_info, tokens, should_stop=lambda: self._closing
+                )
         return self.probed
 
     def inspect(self, config: RunConfig) -> Inspection:
@@ -210,12 +273,16 @@ class Hub:
         config = replace(config, device=str(self.device), text="builtin")
         check_device(config, self.device_info)
         with self._alone("inspect a step"):
-            found = inspect_step(
-                config,
-                self.device_info,
-                stop_reason=lambda: "the server is closing" if self._closing else None,
-                max_seconds=min(MAX_SECONDS, self.settings.max_seconds),
-            )
+            if self.lender:
+                info, found = self.lender.inspect(config)
+                self._met(info)
+            else:
+                found = inspect_step(
+                    config,
+                    self.device_info,
+                    stop_reason=lambda: "the server is closing" if self._closing else None,
+                    max_seconds=min(MAX_SECONDS, self.settings.max_seconds),
+                )
             if found.must_restart:
                 self._broken = MUST_RESTART
             self.inspection = found
@@ -311,11 +378,19 @@ class Hub:
     def capacity(self, config: RunConfig) -> Capacity:
         """The memory that `config` may use on this device once nothing else runs here."""
         run = self.current
-        if run and run.free_bytes is not None:  # what it takes now, it gives back
-            return capacity_for(
-                config, self.device.type, run.free_bytes, self.device_info.compute_capability
-            )
+        # what the running run takes now, it gives back
+        free = run.free_bytes if run else None
+        if free is None and self.lender:
+            free = self.memory_free_bytes()
+        if free is not None or self.lender:
+            return capacity_for(config, self.device.type, free, self.device_info.compute_capability)
         return capacity_now(config, self.device_info, self.device)
+
+    def memory_free_bytes(self) -> int | None:
+        """Free memory of the device now; of one that is lent, what a run found last."""
+        if self.lender:
+            return self.device_info.memory_free_bytes
+        return memory_free_bytes(self.device)
 
     def place(self, run: Run) -> int | None:
         """The run's place in the line, the running one being 1; None when it waits no more."""
@@ -352,15 +427,24 @@ class Hub:
         return next((run for run in runs if run.id == run_id), None)
 
     def close(self, timeout: float = 5.0) -> None:
-        """End the running run and forget the line; waits `timeout` seconds for the thread."""
+        """End the running run and forget the line; waits `timeout` seconds for its last step.
+
+        A run whose step takes longer goes onto the board as interrupted, with the steps it has.
+        """
         with self._lock:
             self._closing = True
             self.waiting.clear()
-            if self.current:
-                self._end(self.current, "the server is closing")
-            thread = self._thread
+            run, thread = self.current, self._thread
+            if run:
+                self._end(run, "the server is closing")
         if thread:
             thread.join(timeout)
+        if run and not run.summary:
+            steps, seconds = list(run.steps), self._clock() - run.started
+            summary = interrupted(run.config, run.device, run.progress, steps, seconds)
+            self._keep(run, replace(run.record(summary), steps=tuple(steps)))
+        if thread and run and run.summary:  # it ended, and is being written
+            thread.join(_WRITING_SECONDS)
 
     # --- inside
 
@@ -443,10 +527,14 @@ class Hub:
                 return
             run = self.current = self.waiting.popleft()
             run.started = self._clock()
-            run.free_bytes = free_bytes_now(self.device_info, self.device)
+            if self.lender:
+                run.stop = self.lender.new_stop()
+            else:
+                run.free_bytes = free_bytes_now(self.device_info, self.device)
             self._thread = threading.Thread(
-                target=self._work, args=(run,), name=f"run-{run.id}", daemon=True
+                target=run.context.run, args=(self._work, run), name=f"run-{run.id}", daemon=True
             )
+            run.context = None  # with it the request, which may hold a text
             self._thread.start()
 
     def _work(self, run: Run) -> None:
@@ -477,10 +565,7 @@ class Hub:
             )
         finally:
             tokens, run.tokens = run.tokens, None
-            try:
-                self.board.add(run.record(), run.owner)
-            except Exception:  # the room goes on
-                log.exception("a finished run was not kept")
+            self._keep(run, run.record())
             with self._lock:
                 if run.progress.poisoned:
                     self._broken = MUST_RESTART
@@ -489,6 +574,24 @@ class Hub:
                 self.current = None
                 self._go_on(run, tokens)
                 self._start_next()
+
+    def _keep(self, run: Run, record: RunRecord) -> None:
+        """Put a run onto the board, once: its thread does, or whoever closes the server."""
+        with self._lock:
+            if run.kept:
+                return
+            run.kept = True
+        try:
+            self.board.add(record, run.owner)
+        except Exception:  # the room goes on
+            log.exception("a finished run was not kept")
+
+    def _met(self, info: DeviceInfo) -> None:
+        """The lent device is here: what it is, for the running run and for everybody."""
+        self.device_info = info
+        self.device = torch.device(info.type, info.index)
+        if run := self.current:
+            run.device, run.free_bytes = info, info.memory_free_bytes
 
     def _go_on(self, run: Run, tokens: torch.Tensor | None) -> None:
         """The next run of a series takes the head of the line."""
@@ -511,4 +614,6 @@ class Hub:
         return run.stop_reason
 
 
+_STATES = {"waiting for a GPU": "lending", "compiling": "compiling", "training": "running"}
+_WRITING_SECONDS = 2.0  # more than the board needs for one run
 _UNEXPECTED = "The run ended with an unexpected error. The log has the details."

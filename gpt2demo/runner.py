@@ -5,7 +5,7 @@ import logging
 import math
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import asdict, dataclass, replace
 from typing import Final
 
@@ -81,6 +81,43 @@ def execute(
     Raises:
         InputError: the text cannot be trained on. Everything else ends as a state.
     """
+    run = measure(
+        config,
+        info,
+        stop_reason=stop_reason,
+        progress=progress,
+        tokens=tokens,
+        max_text_bytes=max_text_bytes,
+        ranks=ranks,
+    )
+    try:
+        step = next(run)
+        while True:
+            try:
+                on_step(step)
+            except BaseException as exc:
+                step = run.throw(exc)  # it ends the run as any other error does
+            else:
+                step = next(run)
+    except StopIteration as end:
+        return end.value
+
+
+def measure(
+    config: RunConfig,
+    info: DeviceInfo,
+    *,
+    stop_reason: Callable[[], str | None] = lambda: None,
+    progress: Progress | None = None,
+    tokens: torch.Tensor | None = None,
+    max_text_bytes: int = 16 * 2**20,
+    ranks: Ranks = ALONE,
+) -> Generator[StepMetrics, None, RunSummary]:
+    """`execute` as a generator: yields the steps and returns the summary. Arguments as there.
+
+    Raises:
+        InputError: the text cannot be trained on. Everything else ends as a state.
+    """
     progress = progress or Progress()
     steps: list[StepMetrics] = []
     started = time.perf_counter()
@@ -120,8 +157,8 @@ def execute(
                 steps.append(step)
                 energy.after(step)
                 joules = energy.joules_per_1000_tokens
-                on_step(step)
-    except InputError:
+                yield step
+    except (InputError, GeneratorExit):
         raise
     except KeyboardInterrupt:
         failure = _interruption(config, steps, ranks)
@@ -199,7 +236,24 @@ def interrupted(
     ranks: Ranks = ALONE,
 ) -> RunSummary:
     """The summary of a run that was interrupted outside `execute`: what was measured until now."""
-    failure = _interruption(config, steps, ranks)
+    state, message = "interrupted", _interruption(config, steps, ranks).message
+    return cut_off(config, info, progress, steps, seconds, state, message, ranks)
+
+
+def cut_off(
+    config: RunConfig,
+    info: DeviceInfo,
+    progress: Progress,
+    steps: list[StepMetrics],
+    seconds: float,
+    state: str,
+    message: str,
+    ranks: Ranks = ALONE,
+) -> RunSummary:
+    """The summary of a run whose `execute` never returned: what was measured until now, ending in
+    one of `records.STATES` with a sentence for the visitor.
+    """
+    failure = _Failure(state=state, message=message)
     return _summary(config, info, progress, steps, seconds, None, failure, ranks)
 
 

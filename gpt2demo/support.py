@@ -11,7 +11,7 @@ from typing import Final
 from gpt2demo.config import PRECISIONS
 from gpt2demo.peaks import GpuSpec
 
-STATUSES: Final = ("native", "emulated", "no effect", "not available")
+STATUSES: Final = ("native", "emulated", "no effect", "not available", "unknown")
 
 # fp32's arithmetic rate over fp64's: CUDA C++ Programming Guide, arithmetic throughput table
 _FP64_FRACTION: Final = {
@@ -36,7 +36,8 @@ class Support:
     - native: the device has units for it;
     - emulated: it runs through another type, by conversion;
     - no effect: it runs, but exactly as fp32 does;
-    - not available: it does not run.
+    - not available: it does not run;
+    - unknown: the device has not been met yet.
     """
 
     status: str  # one of STATUSES
@@ -47,6 +48,11 @@ class Support:
 def unusable(reason: str) -> dict[str, Support]:
     """Every precision not available, all for one reason."""
     return {precision: _missing(reason) for precision in PRECISIONS}
+
+
+def unmet(reason: str) -> dict[str, Support]:
+    """Every precision unknown, all for one reason."""
+    return {precision: Support(status="unknown", reason=reason) for precision in PRECISIONS}
 
 
 def nvidia_support(

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import httpx
 from browser import free_port
 
 ROOT = Path(__file__).parents[1]
+APP = (sys.executable, str(ROOT / "app.py"))
 
 
 class Server:
@@ -41,8 +42,19 @@ class Server:
 
 
 @contextmanager
-def page(folder: Path, *, cwd: Path = ROOT, **environ: str) -> Iterator[Server]:
-    """`python app.py`, answering on a free port of 127.0.0.1; stopped by its process id."""
+def page(
+    folder: Path,
+    *,
+    cwd: Path = ROOT,
+    command: Sequence[str] = APP,
+    base: Mapping[str, str] | None = None,
+    **environ: str,
+) -> Iterator[Server]:
+    """`python app.py`, answering on a free port of 127.0.0.1; stopped by its process id.
+
+    `command` may start it another way, as the same process; `base` stands in for this
+    environment.
+    """
     port = free_port()
     log = folder / f"server-{port}.log"
     settings = {
@@ -52,9 +64,9 @@ def page(folder: Path, *, cwd: Path = ROOT, **environ: str) -> Iterator[Server]:
     }
     with log.open("wb") as out:
         process = subprocess.Popen(
-            [sys.executable, str(ROOT / "app.py")],
+            command,
             cwd=cwd,
-            env=os.environ | settings | environ,
+            env={**(os.environ if base is None else base), **settings, **environ},
             stdout=out,
             stderr=subprocess.STDOUT,
         )

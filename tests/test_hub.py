@@ -525,6 +525,20 @@ def test_closing_ends_the_run_and_takes_no_more(hub, stage):
         hub.submit(tiny(), "me")
 
 
+def test_closing_writes_a_run_whose_step_takes_too_long(hub, stage):
+    run = hub.submit(tiny(steps=100), "me")
+    stage.go.release(3)
+    until(lambda: len(run.steps) == 3)
+    hub.close(timeout=0.05)
+    stage.go.release()  # the step ends after all: the run is not written twice
+    until(lambda: run.summary and hub.current is None)
+    (kept,) = hub.board.runs("me")
+    assert kept.mine
+    assert kept.record.summary.state == "interrupted"
+    assert "3 of 100 steps" in kept.record.summary.message
+    assert len(hub.board.record(kept.id).steps) == 3
+
+
 def test_a_real_run_through_the_hub():
     hub = Hub(Settings(), device="cpu")
     run = hub.submit(tiny(steps=4), "me")

@@ -36,7 +36,7 @@ FLOORS: dict[int, tuple[str, ...]] = {
     4: (
         *("runner", "series", "limit", "race", "expectation", "compare", "race_report"),
         *("staircase", "staircase_report", "board_import", "board"),
-        *("inside_words", "inside", "hub"),
+        *("inside_words", "inside", "hub", "zero"),
     ),
     # figures and tables
     5: (
@@ -121,7 +121,7 @@ PACKAGES: dict[str, set[str]] = {
             "probe",
             "distributed",
         ),
-        *("train", "runner", "hub", "histogram", "casts", "step_profile", "inside"),
+        *("train", "runner", "hub", "zero", "histogram", "casts", "step_profile", "inside"),
     },
     "tiktoken": {"data"},
     "huggingface_hub": {"corpora", "tracking"},
@@ -135,10 +135,12 @@ PACKAGES: dict[str, set[str]] = {
     },
     "gradio": {"app"} | PAGE,
     "starlette": PAGE,
+    "spaces": {"app"},  # on ZeroGPU only
 }
 # __main__ ends the process when a signal finds the main thread inside one long call
 THREADS = {"hub", "__main__"}
 THREAD_PACKAGES = {"threading", "_thread", "concurrent", "multiprocessing"}
+FORKS = {"zero"}  # its stop must reach a forked process
 TORCHLESS = [
     module for module in ORDER if module not in PACKAGES["torch"] and module not in {*PAGE, "app"}
 ]
@@ -196,7 +198,7 @@ def faults(module: str, source: str) -> list[str]:
             elif allowed is not None and not {inner, FLOOR[inner]} & allowed:
                 found.append(f"{module} imports {inner}, which is not among its own few")
         elif top in THREAD_PACKAGES:
-            if module not in THREADS:
+            if module not in (FORKS if top == "multiprocessing" else THREADS):
                 found.append(f"{module} imports {full_name}: threads belong to the hub")
         elif top not in sys.stdlib_module_names and module not in PACKAGES.get(top, set()):
             found.append(f"{module} imports {full_name}, which has no place there")
@@ -245,6 +247,9 @@ def test_imports_run_downwards(module: str) -> None:
         ("train", "import threading"),
         ("ui.page", "from threading import Event"),
         ("runner", "from concurrent.futures import ThreadPoolExecutor"),
+        ("hub", "import multiprocessing"),
+        ("zero", "import threading"),
+        ("zero", "import spaces"),  # app hands it what it needs
         ("config", "import requests"),
         ("config", "import importlib\nimportlib.import_module('torch')"),
         ("config", "__import__('torch')"),
@@ -264,6 +269,7 @@ def test_a_wrong_import_is_found(module: str, source: str) -> None:
         ("records", "import json, math\nfrom gpt2demo.config import RunConfig"),
         ("ui.page", "import gradio as gr\nfrom gpt2demo.ui import live\nfrom .api import add_api"),
         ("hub", "import threading"),
+        ("zero", "import multiprocessing"),
         ("cli", "import argparse\nfrom gpt2demo.runner import execute"),
         ("app", "import gradio\nfrom gpt2demo.ui.page import build_demo"),
     ],
@@ -277,7 +283,7 @@ def test_the_table_holds_each_module_once() -> None:
     assert set(FILES) <= set(FLOOR)
     missing = set(FLOOR) - set(FILES) - {"app"}
     assert not missing, f"on a floor, but not there: {missing}"
-    for named in (*ONLY_FROM, *THREADS, *set().union(*PACKAGES.values())):
+    for named in (*ONLY_FROM, *THREADS, *FORKS, *set().union(*PACKAGES.values())):
         assert named in FLOOR, named
 
 
@@ -301,7 +307,7 @@ for name in outside:  # what the libraries do when they are imported is theirs
     try:
         importlib.import_module(name)
     except ImportError:
-        assert name.partition(".")[0] in ("pynvml", "trackio"), name
+        assert name.partition(".")[0] in ("pynvml", "trackio", "spaces"), name
 import logging, signal, threading, torch, warnings
 
 def state():

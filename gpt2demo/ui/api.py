@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 import gradio as gr
 
 from gpt2demo.config import InputError, RunConfig, default_sizes
-from gpt2demo.device import DeviceInfo, memory_free_bytes, warnings_for
+from gpt2demo.device import DeviceInfo, warnings_for
 from gpt2demo.fit import card, fit_map, report
 from gpt2demo.hub import Hub, Run
 from gpt2demo.probe import probe_report
@@ -127,8 +127,7 @@ def add_api(hub: Hub) -> None:
 
     def device() -> dict:
         """The device in use, its memory, and what each precision means on it."""
-        free = memory_free_bytes(hub.device)
-        return replace(hub.device_info, memory_free_bytes=free).to_dict()
+        return replace(hub.device_info, memory_free_bytes=hub.memory_free_bytes()).to_dict()
 
     def memory(
         model: str = "gpt2",

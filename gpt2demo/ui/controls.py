@@ -201,4 +201,4 @@ def controls(hub: Hub, device_html: str, note_html: str) -> Controls:
 
 def _choice(status: str, name: str) -> str:
     """A precision in the dropdown; says so where this device has nothing special for it."""
-    return name if status == "native" else f"{name} ({status} here)"
+    return name if status in ("native", "unknown") else f"{name} ({status} here)"

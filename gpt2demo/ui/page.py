@@ -13,7 +13,6 @@ from typing import Any, Final
 import gradio as gr
 
 from gpt2demo.config import InputError, RunConfig
-from gpt2demo.device import memory_free_bytes
 from gpt2demo.hub import Hub
 from gpt2demo.precision import PRECISION
 from gpt2demo.shipped import asset
@@ -98,7 +97,7 @@ class Page:
 
     def device_html(self) -> str:
         """The device panel with the memory that is free now."""
-        return device_card(self.hub.device_info, memory_free_bytes(self.hub.device))
+        return device_card(self.hub.device_info, self.hub.memory_free_bytes())
 
     def run(self, token: object, track: object, *values: Any) -> None:
         """Put a run with these settings (in the order of FIELDS) into the line; `track` is True
@@ -356,7 +355,10 @@ def build_demo(hub: Hub) -> gr.Blocks:
             **showing,
         )
         add_api(hub)
-    demo.queue(default_concurrency_limit=None)
+    # ZeroGPU asks for an end of gradio's queue; elsewhere the hub's own line is enough
+    demo.queue(
+        default_concurrency_limit=None, max_size=hub.settings.max_pages if hub.lender else None
+    )
     return demo
 
 

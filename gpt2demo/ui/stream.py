@@ -19,6 +19,7 @@ from gpt2demo.ui.live import changes, message
 _GIB = 2**30
 _DOING = {
     "loading": "Loading the text and building the model.",
+    "lending": "Waiting for a GPU.",
     "compiling": "Compiling. These seconds are not counted as a step.",
     "stopping": "Stopping after this step.",
 }
@@ -140,7 +141,8 @@ class Feed:
         hub = self._hub
         stoppable = "s" if hub.mine(self._owner) else ""
         current = hub.current.id if hub.current else ""
-        return f"{current}/{hub.finished[-1].id if hub.finished else ''}/{stoppable}"
+        finished = hub.finished[-1].id if hub.finished else ""
+        return f"{current}/{finished}/{stoppable}/{hub.device_info.name or ''}"
 
     def _line(self) -> str | None:
         """The viewer's place in the line, or how many wait."""
