@@ -21,6 +21,7 @@ else:
 from gpt2demo.board import Board, board_folder
 from gpt2demo.hub import Hub, Lender
 from gpt2demo.ui.page import build_demo, launch_options
+from gpt2demo.ui.uploads import upload_folder
 
 
 def lender(settings: Settings) -> Lender | None:
@@ -46,13 +47,14 @@ def main() -> None:
         sys.exit(2)
     if board.note:
         print(f"gpt2demo: {board.note}", file=sys.stderr)
-    try:
-        build_demo(hub).launch(prevent_thread_lock=True, **launch_options(hub))
-        while True:
-            time.sleep(3600)
-    except KeyboardInterrupt:
-        for signum in (signal.SIGINT, signal.SIGTERM):  # the run is being written
-            signal.signal(signum, signal.SIG_IGN)
+    with upload_folder():
+        try:
+            build_demo(hub).launch(prevent_thread_lock=True, **launch_options(hub))
+            while True:
+                time.sleep(3600)
+        except KeyboardInterrupt:
+            for signum in (signal.SIGINT, signal.SIGTERM):  # the run is being written
+                signal.signal(signum, signal.SIG_IGN)
     hub.close()
     board.close()
     os._exit(0)  # a step may take longer than anybody waits

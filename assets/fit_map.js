@@ -21,8 +21,13 @@ const empty = node("p", "fit-map-empty", setup.texts.empty);
 const legend = node("ul", "fit-map-legend");
 legend.setAttribute("aria-label", "Legend of the fit map");
 const plot = node("div", "fit-map-plot");
+plot.tabIndex = 0;
+plot.setAttribute("role", "application"); // its arrow keys are its own
+plot.setAttribute("aria-label", setup.texts.keys);
 const note = node("p", "fit-map-note");
-const chart = node("div", "fit-map-chart", legend, plot, note);
+const spoken = node("p", "fit-map-note fit-map-cell");
+spoken.setAttribute("aria-live", "polite");
+const chart = node("div", "fit-map-chart", legend, plot, note, spoken);
 chart.hidden = true;
 root.replaceChildren(empty, chart);
 
@@ -199,6 +204,7 @@ function layoutNow() {
   // counted from the last: the longest sequence keeps its text
   layout.xaxis.ticktext = map.T.map((T, at) => (narrow() && (last - at) % 2 ? "" : String(T)));
   layout.uirevision = `${map.B} ${map.T}`; // a zoom survives while the grid is the same
+  layout.shapes = cursor ? [cursorBox()] : [];
   if (matchMedia("(pointer: coarse)").matches) layout.dragmode = false; // a swipe scrolls the page
   return layout;
 }
@@ -269,6 +275,8 @@ function spoil() {
 
 function receive(text) {
   map = text ? JSON.parse(text) : null;
+  if (cursor && !(map && map.B[cursor.row] && map.T[cursor.column])) cursor = null;
+  if (cursor) moveCursor(cursor); // its words may be others now
   empty.hidden = map !== null;
   chart.hidden = map === null;
   spoil();
@@ -326,6 +334,55 @@ function listen() {
     pending = setTimeout(() => trigger("select", { B, T }), wait);
   });
 }
+
+// ---------------------------------------------------------------- the keyboard
+
+let cursor = null; // {row, column} of the cell that the arrow keys have reached
+
+const KEYS = { ArrowUp: [1, 0], ArrowDown: [-1, 0], ArrowRight: [0, 1], ArrowLeft: [0, -1] };
+
+function cursorBox() {
+  const { row, column } = cursor;
+  return {
+    type: "rect",
+    x0: column - 0.5,
+    x1: column + 0.5,
+    y0: row - 0.5,
+    y1: row + 0.5,
+    line: { color: theme.text, width: 3 },
+  };
+}
+
+function moveCursor(to) {
+  cursor = to;
+  const text = cursor ? cellText(cursor.row, cursor.column).replaceAll("<br>", "; ") : "";
+  spoken.textContent = text;
+  spoil();
+}
+
+plot.addEventListener("focus", () => {
+  if (!map || !plot.matches(":focus-visible")) return; // a click has its own cell
+  const limit = (at, sizes) => Math.min(sizes.length - 1, Math.max(0, Math.round(at)));
+  moveCursor({ row: limit(map.current.y, map.B), column: limit(map.current.x, map.T) });
+});
+plot.addEventListener("blur", () => {
+  if (cursor) moveCursor(null);
+});
+plot.addEventListener("keydown", (event) => {
+  if (!map || event.target !== plot || event.ctrlKey || event.altKey || event.metaKey) return;
+  const step = KEYS[event.key];
+  if (step) {
+    const from = cursor || { row: 0, column: 0 };
+    const inside = (at, sizes) => Math.min(sizes.length - 1, Math.max(0, at));
+    moveCursor({
+      row: inside(from.row + step[0], map.B),
+      column: inside(from.column + step[1], map.T),
+    });
+  } else if (cursor && (event.key === "Enter" || event.key === " ")) {
+    trigger("select", { B: map.B[cursor.row], T: map.T[cursor.column] });
+  } else return;
+  event.preventDefault(); // the page does not scroll
+});
 
 // ---------------------------------------------------------------- start
 

@@ -118,7 +118,9 @@ def _inert(cell: Any) -> Any:
     if not isinstance(cell, str):
         return cell
     line = " ".join(cell.splitlines()).replace("\t", " ")
-    return "'" + line if line.lstrip()[:1] in ("=", "+", "-", "@") else line
+    # spaces and what is not seen, as a byte order mark, do not save it
+    first = next((sign for sign in line if sign.isprintable() and not sign.isspace()), "")
+    return "'" + line if first in ("=", "+", "-", "@") else line
 
 
 def table_csv(records: Sequence[RunRecord]) -> str:

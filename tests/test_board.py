@@ -7,8 +7,6 @@ import random
 import shutil
 import signal
 import sqlite3
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +16,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from soak import soak_kill
 
 from gpt2demo import board as board_module
 from gpt2demo import board_import
@@ -464,63 +463,13 @@ def test_a_device_has_these_fields() -> None:
 
 # --- what can go wrong with the file ---
 
-# Adds runs one after the other, and says each time that it is on the disk.
-WRITER = """
-import dataclasses, json, sys
-from pathlib import Path
-from gpt2demo.board import Board
-from gpt2demo.records import RunRecord
-folder, first, count = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-template = RunRecord.from_dict(json.loads(sys.argv[4]))
-board = Board(folder, limit=100_000)
-for number in range(first, first + count):
-    summary = dataclasses.replace(template.summary, message=f"Finished: run {number}.")
-    run_id = board.add(dataclasses.replace(template, summary=summary), "ada")
-    assert board.note is None or "moved aside" in board.note, board.note
-    print(run_id, number, flush=True)
-"""
-TEMPLATE = made(0, steps=30)
-
-
-def writer(folder: Path, first: int, count: int = 10_000) -> subprocess.Popen[str]:
-    template = json.dumps(TEMPLATE.to_dict())
-    return subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(folder), str(first), str(count), template],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-    )
-
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no SIGKILL on this system")
 def test_a_killed_process_loses_nothing_that_was_added(tmp_path: Path) -> None:
-    chance = random.Random(20)
-    promised: dict[int, int] = {}
-    kills = 0
-    for round_number in range(7):
-        for process in [writer(tmp_path, 10_000 * (3 * round_number + i)) for i in range(3)]:
-            lines = [process.stdout.readline() for _ in range(chance.randrange(4))]
-            time.sleep(chance.random() * 0.03)
-            process.kill()
-            out, err = process.communicate()
-            assert process.returncode == -signal.SIGKILL, err
-            kills += 1
-            for line in "".join([*lines, out]).splitlines(keepends=True):
-                if line.endswith("\n"):
-                    run_id, number = map(int, line.split())
-                    promised[run_id] = number
-        board = Board(tmp_path, limit=100_000)
-        assert board.note is None
-        there = {run.id for run in board.runs()}
-        assert promised.keys() <= there
-    assert kills >= 20
-    assert len(promised) >= 20
-    for run_id, number in promised.items():
-        record = board.record(run_id)
-        assert record.summary.message == f"Finished: run {number}."
-        assert record.steps == TEMPLATE.steps
-    assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]
+    figures = soak_kill.run(tmp_path, soak_kill.SHORT)
+    assert figures.faults == []
+    assert figures.kills >= 20
+    assert len(figures.promised) >= 20
 
 
 def test_many_threads_add_and_read(tmp_path: Path) -> None:
@@ -672,7 +621,7 @@ def test_flipped_bytes_break_no_board(tmp_path: Path) -> None:
 
 def test_processes_that_find_one_damaged_file_mend_it_once(tmp_path: Path) -> None:
     garbage(saved(tmp_path))
-    processes = [writer(tmp_path, 100 * i, count=3) for i in range(4)]
+    processes = [soak_kill.writer(tmp_path, 100 * i, count=3) for i in range(4)]
     lines = []
     for process in processes:
         out, err = process.communicate(timeout=60)

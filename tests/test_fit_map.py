@@ -30,6 +30,7 @@ B = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256]
 T = [8, 16, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024]
 CAPACITY = 16 * GIB
 VERDICTS = ("fits", "may fail", "will not fit")
+HINT = "Click a cell to set B and T, or reach it with the arrow keys and press Enter."
 
 
 def need(b, t):
@@ -365,7 +366,7 @@ def test_hover_and_legend_say_it_in_words_with_units(visit, feed):
         "ran",
         "out of memory",
     ]
-    assert page.inner_text("#fit-map .fit-map-note") == "Click a cell to set B and T."
+    assert page.inner_text("#fit-map .fit-map-note") == HINT
     x, y = pixel(page, interp(200, T), interp(5, B))
     page.mouse.move(x + 2, y - 2)
     wanted = MARKS[1]["label"]

@@ -46,6 +46,7 @@ FLOORS: dict[int, tuple[str, ...]] = {
     # what people see
     6: (
         *("ui", "ui.live", "ui.stream", "ui.device_card", "ui.link", "ui.downloads", "ui.api"),
+        *("ui.guard", "ui.uploads"),
         *(
             "ui.controls",
             "ui.words",

@@ -4,6 +4,7 @@ The runs go through the same line as the page's, under the same limits.
 """
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, replace
 from typing import Any, Final, TypeVar
@@ -67,7 +68,7 @@ def add_api(hub: Hub) -> None:
             text: builtin, shakespeare, or a text of your own of at least B*T+1 tokens.
             budget_gib: emulate a card of so much memory, 0.25 to 1024; 0 = the device's own.
         """
-        owner = request.session_hash or ""
+        owner = _owner(request)
         try:
             config = RunConfig(
                 model=model,
@@ -103,8 +104,8 @@ def add_api(hub: Hub) -> None:
             stop_token: the token from the first dict of /train; without it, the runs that this
                 client started are meant.
         """
-        owner = stop_token if isinstance(stop_token, str) and stop_token else request.session_hash
-        return {"message": hub.stop(owner or "")}
+        given = isinstance(stop_token, str) and stop_token
+        return {"message": hub.stop(stop_token if given else _owner(request))}
 
     def status() -> dict:
         """What the server does now: the running run, its figures, and how many wait."""
@@ -214,7 +215,7 @@ def add_api(hub: Hub) -> None:
             vocab_size: 50257 or 50304.
             lr: AdamW's learning rate, above 0 and up to 1.
         """
-        owner = request.session_hash or ""
+        owner = _owner(request)
         names = precisions.split(",") if isinstance(precisions, str) else precisions
         try:
             config = RunConfig(
@@ -256,7 +257,7 @@ def add_api(hub: Hub) -> None:
             steps: training steps of every run, at least 3.
             seed: seed of the weights, 0 to 2147483647.
         """
-        owner = request.session_hash or ""
+        owner = _owner(request)
         try:
             config = RunConfig(model=model, B=B, T=T, steps=steps, seed=seed)
             climbed = await asyncio.to_thread(hub.climb, config, owner)
@@ -356,6 +357,11 @@ async def _reports(
             yield report(hub.device_info, series)
         await asyncio.sleep(_POLL_SEC)
     yield report(hub.device_info, series)
+
+
+def _owner(request: gr.Request) -> str:
+    """The token of a client's runs: its session, which only it knows; without one a new token."""
+    return request.session_hash or secrets.token_urlsafe(32)
 
 
 async def _rows(hub: Hub, run: Run) -> AsyncIterator[dict[str, Any]]:

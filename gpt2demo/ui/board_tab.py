@@ -2,7 +2,6 @@
 
 import logging
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 import gradio as gr
@@ -16,6 +15,7 @@ from gpt2demo.hub import Hub
 from gpt2demo.table import shown_table
 from gpt2demo.ui.downloads import BOARD_LINK, LINKS_SCRIPT
 from gpt2demo.ui.link import link
+from gpt2demo.ui.uploads import forget_upload
 from gpt2demo.ui.words import said
 
 log = logging.getLogger(__name__)
@@ -59,8 +59,7 @@ class BoardTab:
         except InputError as exc:
             text = str(exc)
         finally:
-            if isinstance(upload, str):
-                Path(upload).unlink(missing_ok=True)
+            forget_upload(upload)
         table, _ = self.show(token, whose)
         return table, said(text)
 

@@ -101,6 +101,12 @@ def config_of(values: Sequence[Any], max_text_mib: int) -> RunConfig:
     return RunConfig(**settings)
 
 
+def own_upload(values: Sequence[Any]) -> str | None:
+    """The uploaded file that `config_of` reads for these values, if it reads one."""
+    settings = settings_of(FIELDS, values)
+    return settings["upload"] or None if settings["text"] == "own" else None
+
+
 def controls(hub: Hub, device_html: str, note_html: str) -> Controls:
     """Build the column's components in the Blocks that is open."""
     info, settings = hub.device_info, hub.settings
@@ -169,7 +175,7 @@ def controls(hub: Hub, device_html: str, note_html: str) -> Controls:
         with gr.Group(visible=False) as own:
             pasted = gr.Textbox(label="Paste a text", lines=4, max_lines=8, elem_id="pasted")
             upload = gr.File(
-                label=f"or upload one (up to {settings.max_text_mib} MiB)",
+                label=f"or upload one (up to {settings.max_text_mib} MiB; deleted when read)",
                 type="filepath",
                 height=110,
                 elem_id="upload",

@@ -22,7 +22,8 @@ _SHOWN_MARKS: Final = 30
 _TEXTS: Final = {
     "empty": "The map of what fits appears here: peak memory for every B and T.",
     "failed": "The map's script did not load. Reload the page.",
-    "hint": "Click a cell to set B and T.",
+    "hint": "Click a cell to set B and T, or reach it with the arrow keys and press Enter.",
+    "keys": "Fit map: arrow keys move over its cells, Enter sets B and T.",
     "unknown": (
         "The memory of this device is unknown: the map shows the peak in GiB, without a limit."
     ),

@@ -20,8 +20,9 @@ def forecast_bar(config: RunConfig, capacity: Capacity, *, with_legend: bool = F
         head += f" of {_gib(capacity.total_bytes)} {of}"
     parts = {name: getattr(told.parts, name) for name in PART_NAMES}
     said = "memory unknown" if verdict == UNKNOWN else verdict
+    label = "Memory forecast, part by part" if with_legend else "Memory forecast"
     return (
-        f'<section class="memory" aria-label="Memory forecast"><p class="memory-head">'
+        f'<section class="memory" aria-label="{label}"><p class="memory-head">'
         f'{escape(head)} <b class="verdict {_css(verdict)}">{escape(said)}</b></p>'
         f"{bar(parts, capacity.total_bytes, with_legend=with_legend)}"
         f'<p class="memory-words">{escape(sentence(config, capacity))}</p></section>'

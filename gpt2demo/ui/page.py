@@ -6,11 +6,12 @@ import functools
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from html import escape
 from typing import Any, Final
 
 import gradio as gr
+from starlette.middleware import Middleware
 
 from gpt2demo.config import InputError, RunConfig
 from gpt2demo.hub import Hub
@@ -21,9 +22,10 @@ from gpt2demo.tracking import PAGE_PROJECT
 from gpt2demo.ui.api import add_api
 from gpt2demo.ui.board_tab import board_tab
 from gpt2demo.ui.compare_tab import compare_tab, race_inputs
-from gpt2demo.ui.controls import FIELDS, MEMORY_FIELDS, config_of, controls
+from gpt2demo.ui.controls import FIELDS, MEMORY_FIELDS, config_of, controls, own_upload
 from gpt2demo.ui.device_card import device_card, precision_note
 from gpt2demo.ui.downloads import LINKS, LINKS_SCRIPT, download_routes
+from gpt2demo.ui.guard import PlainAnswers, guard
 from gpt2demo.ui.inside_tab import connect_inside, inside_tab
 from gpt2demo.ui.link import LINKED, result_in, settings_in
 from gpt2demo.ui.live import live_view, plotly_route
@@ -33,6 +35,7 @@ from gpt2demo.ui.present import LINK, head
 from gpt2demo.ui.specs_tab import specs_tab
 from gpt2demo.ui.staircase_tab import staircase_tab
 from gpt2demo.ui.stream import Feed
+from gpt2demo.ui.uploads import forget_upload, sweeping
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +50,20 @@ _TITLE: Final = (
     "<p>Train GPT-2 here, live: what does a precision buy on this machine, and why?</p>"
     f"{LINK}</header>"
 )
+# gradio's own orange, red and greys have less contrast than 4.5
+_READABLE: Final = {
+    "button_primary_background_fill": "*primary_700",
+    "button_primary_background_fill_dark": "*primary_700",
+    "button_primary_background_fill_hover": "*primary_800",
+    "button_primary_background_fill_hover_dark": "*primary_800",
+    "button_primary_border_color": "*primary_700",
+    "button_primary_border_color_dark": "*primary_700",
+    "button_cancel_background_fill": "#b91c1c",
+    "button_cancel_background_fill_dark": "#b91c1c",
+    "button_cancel_background_fill_hover": "#991b1b",
+    "button_cancel_background_fill_hover_dark": "#991b1b",
+    "body_text_color_subdued": "*neutral_600",
+}
 _PRIVATE: Final[dict[str, Any]] = {
     "api_visibility": "private",
     "show_progress": "hidden",
@@ -99,7 +116,7 @@ class Page:
         """The device panel with the memory that is free now."""
         return device_card(self.hub.device_info, self.hub.memory_free_bytes())
 
-    def run(self, token: object, track: object, *values: Any) -> None:
+    def run(self, token: object, track: object, *values: Any) -> Any:
         """Put a run with these settings (in the order of FIELDS) into the line; `track` is True
         where trackio is to log it.
         """
@@ -107,25 +124,36 @@ class Page:
             config = config_of(values, self.hub.settings.max_text_mib)
             project = PAGE_PROJECT if track is True else None
             self.hub.submit(config, self.owner(token), project)
+            return self._forget(values)
 
-    def find_limit(self, axis: str, token: object, *values: Any) -> None:
+    def find_limit(self, axis: str, token: object, *values: Any) -> Any:
         """Put a search for the largest B or T into the line."""
         with refusals():
             self.hub.find_limit(
                 config_of(values, self.hub.settings.max_text_mib), axis, self.owner(token)
             )
+            return self._forget(values)
 
-    def compare(self, token: object, *values: Any) -> None:
+    def compare(self, token: object, *values: Any) -> Any:
         """Put a race of several precisions into the line."""
         with refusals():
             precisions, rounds, settings = race_inputs(values)
             config = config_of(settings, self.hub.settings.max_text_mib)
             self.hub.compare(config, precisions, rounds, self.owner(token))
+            return self._forget(settings)
 
-    def climb(self, token: object, *values: Any) -> None:
+    def _forget(self, values: Sequence[Any]) -> Any:
+        """Delete the upload that a run has taken; what the upload's component shows then."""
+        if upload := own_upload(values):
+            forget_upload(upload)
+            return None
+        return gr.update()
+
+    def climb(self, token: object, *values: Any) -> Any:
         """Put the lesson's staircase into the line."""
         with refusals():
             self.hub.climb(config_of(values, self.hub.settings.max_text_mib), self.owner(token))
+            return self._forget(values)
 
     def run_smaller(self, axis: str, token: object, run_id: object) -> None:
         """Run what should fit in place of the run that ran out of memory."""
@@ -158,7 +186,7 @@ class Page:
 
     def note(self, precision: Any) -> str:
         """What the chosen precision is, and how it fares here."""
-        if precision not in PRECISION:
+        if not isinstance(precision, str) or precision not in PRECISION:
             return ""
         return precision_note(self.hub.device_info, precision)
 
@@ -264,7 +292,9 @@ def build_demo(hub: Hub) -> gr.Blocks:
             ),
         ]
         for listen, start, name, given in starts:
-            listen(start, [token, *given], None, api_name=f"page_{name}", **_PRIVATE).success(
+            # an upload that was read is gone, on the page too
+            shown = column.upload if column.upload in given else None
+            listen(start, [token, *given], shown, api_name=f"page_{name}", **_PRIVATE).success(
                 **watched, api_name=f"page_watch_{name}", **_PRIVATE
             )
         at_once: dict[str, Any] = {"queue": False, **_PRIVATE}
@@ -334,7 +364,7 @@ def build_demo(hub: Hub) -> gr.Blocks:
             [token, board.whose, board.upload],
             [board.table, board.note],
             api_name="page_import",
-            **at_once,
+            **(at_once | {"trigger_mode": "multiple"}),  # two files in a row are two imports
         )
         connect_inside(inside, precision, of_memory, [inside_opened, precision_opened])
         linked = column.named(LINKED, budget_gib=memory.budget_gib)
@@ -359,6 +389,7 @@ def build_demo(hub: Hub) -> gr.Blocks:
     demo.queue(
         default_concurrency_limit=None, max_size=hub.settings.max_pages if hub.lender else None
     )
+    guard(demo)
     return demo
 
 
@@ -366,11 +397,18 @@ def launch_options(hub: Hub) -> dict[str, Any]:
     """What `Blocks.launch` must be told for this page."""
     fonts = ["ui-sans-serif", "system-ui", "sans-serif"]
     mono = ["ui-monospace", "Consolas", "monospace"]
+    most = hub.settings.max_text_mib * 2**20
     return {
         "max_threads": hub.settings.max_pages,  # every open page holds one
-        "max_file_size": hub.settings.max_text_mib * 2**20,
-        "app_kwargs": {"routes": [*plotly_route(), *download_routes(hub)]},
-        "theme": gr.themes.Default(font=fonts, font_mono=mono),
+        "state_session_capacity": hub.settings.max_pages,  # 190 KiB each, kept after it is closed
+        "max_file_size": most,
+        "app_kwargs": {
+            "routes": [*plotly_route(), *download_routes(hub)],
+            "lifespan": sweeping,
+            # as JSON a text may take several times its bytes
+            "middleware": [Middleware(PlainAnswers, max_body_bytes=4 * most + 2**20)],
+        },
+        "theme": gr.themes.Default(font=fonts, font_mono=mono).set(**_READABLE),
         "css_paths": [asset(name) for name in _STYLES],
         "head": head(),
         "footer_links": ["api", "settings"],

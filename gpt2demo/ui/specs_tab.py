@@ -16,6 +16,15 @@ _INTRO: Final = (
     "Blank = no source gives the figure, or the GPU has no units for it. MFU and the verdicts read "
     "this very table. The menu beside a column's name sorts and filters by it.</p>"
 )
+# gradio gives its search field a title and no name, which not every screen reader speaks
+_NAMED: Final = """
+const named = () => {
+  for (const field of document.querySelectorAll("#specs .search-input:not([aria-label])"))
+    field.setAttribute("aria-label", "Filter the table of GPUs");
+};
+new MutationObserver(named).observe(document.body, { childList: true, subtree: true });
+named();
+"""
 _HERE: Final = " (this machine)"
 _NAMES: Final = {"tf32": "TF32"}  # the others are called as their ids are
 _WIDTHS: Final = {"GPU": 210, "sources": 560, "notes": 900, "architecture": 210}  # px
@@ -46,7 +55,7 @@ def specs_table(here: GpuSpec | None) -> pd.DataFrame:
 def specs_tab(info: DeviceInfo) -> gr.Dataframe:
     """Build the tab's components in the Blocks that is open."""
     here = find_gpu(info.name, info.memory_total_bytes)
-    gr.HTML(_INTRO, elem_classes="tab-intro", apply_default_css=False)
+    gr.HTML(_INTRO, elem_classes="tab-intro", apply_default_css=False, js_on_load=_NAMED)
     gr.HTML(
         _about(info, here), elem_id="specs-here", elem_classes="tab-intro", apply_default_css=False
     )
