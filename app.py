@@ -19,7 +19,8 @@ else:
     spaces = None
 
 from gpt2demo.board import Board, board_folder
-from gpt2demo.hub import Hub, Lender
+from gpt2demo.hub import Hub
+from gpt2demo.lender import Lender
 from gpt2demo.ui.page import build_demo, launch_options
 from gpt2demo.ui.uploads import upload_folder
 

@@ -174,12 +174,6 @@ def read_upload(path: str | os.PathLike[str], max_bytes: int) -> str:
             with open(path, "rb") as file:
                 raw = file.read(max_bytes + 1)
             found = len(raw)
-    except FileNotFoundError as exc:
-        raise InputError(
-            "text",
-            "The text file is gone: an upload is deleted once a run has read it, or half an hour "
-            "later. Upload it again.",
-        ) from exc
     except (OSError, ValueError) as exc:
         reason = exc.strerror if isinstance(exc, OSError) and exc.strerror else "not a file's name"
         raise InputError("text", f"The text file cannot be read ({reason}).") from exc

@@ -5,7 +5,6 @@ run's steps is its thread.
 """
 
 import contextlib
-import contextvars
 import functools
 import logging
 import secrets
@@ -13,8 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from dataclasses import replace
 
 import torch
 
@@ -22,123 +20,25 @@ from gpt2demo.board import Board
 from gpt2demo.config import InputError, RunConfig, Settings
 from gpt2demo.data import load_tokens
 from gpt2demo.device import DeviceInfo, memory_free_bytes, probe_device, resolve_device
+from gpt2demo.ending import MUST_RESTART, interrupted
 from gpt2demo.fit import Capacity, capacity_for
 from gpt2demo.inside import MAX_SECONDS, Inspection, inspect_step
+from gpt2demo.lender import Lender
 from gpt2demo.limit import LimitSearch
 from gpt2demo.malloc import share_main_arena
 from gpt2demo.probe import ProbeResult, probe_rates
 from gpt2demo.race import Race
-from gpt2demo.records import RunRecord, RunSummary, StepMetrics, timing
+from gpt2demo.records import RunRecord, RunSummary
 from gpt2demo.roofline import Rates
-from gpt2demo.runner import (
-    MUST_RESTART,
-    capacity_now,
-    check_device,
-    execute,
-    free_bytes_now,
-    interrupted,
-)
+from gpt2demo.run import Run
+from gpt2demo.runner import capacity_now, check_device, execute, free_bytes_now
 from gpt2demo.series import Series
 from gpt2demo.staircase import Staircase
 from gpt2demo.tracking import check_project, tracked
-from gpt2demo.train import Progress
 
 log = logging.getLogger(__name__)
 
 Execute = Callable[..., RunSummary]  # runner.execute's form
-
-
-@dataclass(kw_only=True, eq=False)
-class Run:
-    """One run in the hub. `steps` only grows, and only its own thread appends to it."""
-
-    id: str
-    owner: str  # a token that only its owner holds
-    config: RunConfig
-    device: DeviceInfo
-    tokens: torch.Tensor | None = None  # an own text, encoded; None = the config names a corpus
-    track: str | None = None  # trackio's project; None = the run is not logged there
-    steps: list[StepMetrics] = field(default_factory=list)
-    progress: Progress = field(default_factory=Progress)
-    summary: RunSummary | None = None
-    started: float | None = None  # the hub's clock, seconds
-    free_bytes: int | None = None  # of the device's memory, when the run started
-    series: Series | None = None  # the run is one of several that belong together
-    stop_reason: str | None = None
-    out_of_time: bool = False  # the server's limit of seconds stopped it
-    kept: bool = False  # it is on the board, or being written there
-    stop: "StopFlag" = field(default_factory=threading.Event)
-    # the asking request's: a GPU that is lent is lent to whoever pressed Run
-    context: contextvars.Context | None = field(default_factory=contextvars.copy_context)
-
-    @property
-    def state(self) -> str:
-        """Where the run is: waiting, lending, loading, compiling, running, stopping, or how it
-        ended.
-        """
-        if self.summary:
-            return self.summary.state
-        if self.started is None:
-            return "waiting"
-        if self.stop.is_set():
-            return "stopping"
-        return _STATES.get(self.progress.phase, "loading")
-
-    @property
-    def seconds_left(self) -> float | None:
-        """The steps to go times the median step; None until one step is measured."""
-        measured = timing(self.steps)
-        if measured.step_ms_median is None:
-            return None
-        return (self.config.steps - len(self.steps)) * measured.step_ms_median / 1000
-
-    def record(self, summary: RunSummary | None = None) -> RunRecord:
-        """The finished run as it is written; one that has not ended needs a `summary`."""
-        summary = summary or self.summary
-        assert summary, "the run has not ended"
-        return RunRecord(
-            config=self.config.to_dict(),
-            device=self.device.to_dict(),
-            steps=tuple(self.steps),
-            summary=summary,
-        )
-
-
-class StopFlag(Protocol):
-    """What tells a run to stop: a threading.Event, or one that other processes see too."""
-
-    def set(self) -> None:
-        """Stop after this step."""
-        ...
-
-    def is_set(self) -> bool:
-        """Whether it was told."""
-        ...
-
-
-class Lender(Protocol):
-    """A device that this process has only while a run lasts, in a process of the run's own."""
-
-    device: torch.device
-    info: DeviceInfo  # None = not known before the first run
-
-    def execute(
-        self, config: RunConfig, info: DeviceInfo, *, on_device: Callable[..., None], **_: Any
-    ) -> RunSummary:
-        """`runner.execute`, and `on_device` called with the device's facts."""
-        ...
-
-    def probe(self, tokens: int) -> tuple[DeviceInfo, ProbeResult]:
-        """The device's facts and rates."""
-        ...
-
-    def inspect(self, config: RunConfig) -> tuple[DeviceInfo, Inspection]:
-        """The device's facts and one step from inside."""
-        ...
-
-    def new_stop(self) -> StopFlag:
-        """What stops the next run."""
-        ...
 
 
 class Hub:
@@ -482,6 +382,7 @@ class Hub:
             device=self.device_info,
             tokens=tokens,
             series=series,
+            stop=threading.Event(),
         )
 
     def _check_steps(self, config: RunConfig) -> None:
@@ -614,6 +515,5 @@ class Hub:
         return run.stop_reason
 
 
-_STATES = {"waiting for a GPU": "lending", "compiling": "compiling", "training": "running"}
 _WRITING_SECONDS = 2.0  # more than the board needs for one run
 _UNEXPECTED = "The run ended with an unexpected error. The log has the details."

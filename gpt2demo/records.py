@@ -58,7 +58,7 @@ class OutOfMemory:
     """The moment at which memory ran out."""
 
     step: int | None  # None = before the first
-    moment: str  # "forward", "backward", "optimizer", or what was done before the first step
+    moment: str  # "fetching the batch", "forward", "backward", "optimizer", or what came before
     asked_bytes: int | None  # the allocation that failed; None = it was not said
     parts: dict[str, int]  # what lived then, bytes by part (weights, gradients, ...); {} = unknown
     capacity_bytes: int | None

@@ -2,6 +2,7 @@
 
 import contextlib
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,6 +15,13 @@ from gpt2demo import accelerator
 from gpt2demo.config import WARMUP_STEPS, RunConfig
 
 
+class _Storage(weakref.ref):
+    """A storage that is followed."""
+
+    __slots__ = ("key",)
+    key: int
+
+
 class MemoryTracker(TorchDispatchMode):
     """Follows each storage that operations inside the mode return, from its birth to its death.
 
@@ -24,31 +32,42 @@ class MemoryTracker(TorchDispatchMode):
     def __init__(self, budget_bytes: int | None = None) -> None:
         super().__init__()
         self.budget_bytes = budget_bytes
-        self.live_bytes = 0
         self.peak_bytes = 0
+        self._live_bytes = 0
         self._sizes: dict[int, int] = {}
-        self._references: dict[int, weakref.ref] = {}
+        self._references: dict[int, _Storage] = {}
+        # Those that died and are still counted. A callback of Python code could swallow a Ctrl-C
+        # that comes while it runs; a list's own append cannot.
+        self._dead: deque[_Storage] = deque()
         self._last_dim: dict[int, int] = {}  # of the tensor that a storage was born with
 
     def register(self, *tensors: torch.Tensor, counted: bool = True) -> None:
         """Follow the storages of these tensors too; views of one storage count once."""
         for tensor in tensors:
+            self._bury()  # a new storage may lie where a dead one did
             storage = tensor.untyped_storage()
             key = storage._cdata
             if key in self._sizes:
                 continue
             size = storage.nbytes() if counted else 0
-            if self.budget_bytes is not None and self.live_bytes + size > self.budget_bytes:
-                raise torch.OutOfMemoryError(_refusal(size, self.budget_bytes, self.live_bytes))
+            if self.budget_bytes is not None and self._live_bytes + size > self.budget_bytes:
+                raise torch.OutOfMemoryError(_refusal(size, self.budget_bytes, self._live_bytes))
             self._sizes[key] = size
             self._last_dim[key] = tensor.shape[-1] if tensor.dim() else 1
-            # the key is free again when the storage dies, and so is the callback
-            self._references[key] = weakref.ref(storage, lambda _, key=key: self._died(key))
-            self.live_bytes += size
-        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+            reference = self._references[key] = _Storage(storage, self._dead.append)
+            reference.key = key
+            self._live_bytes += size
+        self.peak_bytes = max(self.peak_bytes, self._live_bytes)
+
+    @property
+    def live_bytes(self) -> int:
+        """Bytes of the tensors that live now."""
+        self._bury()
+        return self._live_bytes
 
     def live_with_last_dim(self, size: int) -> int:
         """Bytes of the living tensors whose last dimension is `size`."""
+        self._bury()
         return sum(self._sizes[key] for key, last_dim in self._last_dim.items() if last_dim == size)
 
     def forget(self) -> None:
@@ -56,10 +75,13 @@ class MemoryTracker(TorchDispatchMode):
         self._references.clear()
         self._sizes.clear()
         self._last_dim.clear()
+        self._dead.clear()
 
-    def _died(self, key: int) -> None:
-        self.live_bytes -= self._sizes.pop(key)
-        del self._references[key], self._last_dim[key]
+    def _bury(self) -> None:
+        while self._dead:
+            key = self._dead.popleft().key
+            self._live_bytes -= self._sizes.pop(key)
+            del self._references[key], self._last_dim[key]
 
     def __torch_dispatch__(
         self,

@@ -28,7 +28,7 @@ class Progress:
     phase: str = (
         "starting"  # then "loading the text", "building the model", "compiling", "training"
     )
-    moment: str = ""  # of a step: "forward", "backward", "optimizer"
+    moment: str = ""  # of a step: "fetching the batch", "forward", "backward", "optimizer"
     poisoned: bool = False  # the GPU works no more in this process
     held_bytes: dict[str, int] = field(
         default_factory=dict
@@ -101,6 +101,7 @@ def train(
             for step in range(config.steps):
                 if should_stop():
                     break
+                progress.moment = "fetching the batch"
                 x, y = loader.next_batch()
                 x, y = x.to(device), y.to(device)
                 loss_scale = scaler.get_scale()

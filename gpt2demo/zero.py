@@ -20,12 +20,13 @@ from gpt2demo.compiling import ensure_cache_folder
 from gpt2demo.config import InputError, RunConfig
 from gpt2demo.data import load_tokens
 from gpt2demo.device import DeviceInfo, probe_device
+from gpt2demo.ending import MUST_RESTART, cut_off
 from gpt2demo.flops import flops_per_token
 from gpt2demo.inside import inspect_step
 from gpt2demo.inspection import Inspection
 from gpt2demo.probe import ProbeResult, probe_rates
 from gpt2demo.records import RunSummary, StepMetrics
-from gpt2demo.runner import MUST_RESTART, cut_off, measure
+from gpt2demo.runner import measure
 from gpt2demo.support import unmet
 from gpt2demo.train import Progress
 

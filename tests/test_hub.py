@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 from gpt2demo.config import InputError, RunConfig, Settings
-from gpt2demo.hub import Hub, Run
+from gpt2demo.hub import Hub
 from gpt2demo.records import OutOfMemory, RunSummary, StepMetrics
+from gpt2demo.run import Run
 
 WAIT = 20.0  # seconds after which a test gives up
 

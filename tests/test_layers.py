@@ -34,9 +34,9 @@ FLOORS: dict[int, tuple[str, ...]] = {
     3: ("train",),
     # runs
     4: (
-        *("runner", "series", "limit", "race", "expectation", "compare", "race_report"),
+        *("ending", "runner", "series", "limit", "race", "expectation", "compare", "race_report"),
         *("staircase", "staircase_report", "board_import", "board"),
-        *("inside_words", "inside", "hub", "zero"),
+        *("inside_words", "inside", "run", "lender", "hub", "zero"),
     ),
     # figures and tables
     5: (
@@ -57,7 +57,7 @@ FLOORS: dict[int, tuple[str, ...]] = {
         ),
         *("ui.bits", "ui.specs_tab", "ui.present", "ui.compare_tab", "ui.board_tab"),
         *("ui.inside_precision", "ui.inside_tab", "ui.precision_tab"),
-        *("ui.staircase_tab", "ui.page"),
+        *("ui.staircase_tab", "ui.handlers", "ui.page"),
         *(
             "cli.output",
             "cli.options",
@@ -122,7 +122,8 @@ PACKAGES: dict[str, set[str]] = {
             "probe",
             "distributed",
         ),
-        *("train", "runner", "hub", "zero", "histogram", "casts", "step_profile", "inside"),
+        *("train", "runner", "run", "lender", "hub", "zero"),
+        *("histogram", "casts", "step_profile", "inside"),
     },
     "tiktoken": {"data"},
     "huggingface_hub": {"corpora", "tracking"},
@@ -142,8 +143,11 @@ PACKAGES: dict[str, set[str]] = {
 THREADS = {"hub", "__main__"}
 THREAD_PACKAGES = {"threading", "_thread", "concurrent", "multiprocessing"}
 FORKS = {"zero"}  # its stop must reach a forked process
+# ending tells torch's errors apart, through modules that import it
 TORCHLESS = [
-    module for module in ORDER if module not in PACKAGES["torch"] and module not in {*PAGE, "app"}
+    module
+    for module in ORDER
+    if module not in PACKAGES["torch"] and module not in {*PAGE, "app", "ending"}
 ]
 
 

@@ -15,7 +15,7 @@ from gradio_client import Client
 from server import Server, page
 
 from gpt2demo.table import table_csv
-from gpt2demo.ui.page import Page
+from gpt2demo.ui.handlers import Page
 from gpt2demo.ui.uploads import forget_upload, sweep, upload_folder
 
 SECRET = "correct-horse-battery-staple-9731"

@@ -12,7 +12,7 @@ from gpt2demo.race import PrecisionResult, Race
 from gpt2demo.records import RunRecord
 from gpt2demo.runner import execute
 
-CONFIG = RunConfig(model="tiny", B=4, T=64, steps=6, device="cpu")
+CONFIG = RunConfig(model="tiny", B=2, T=32, steps=6, device="cpu")
 PRECISIONS = ("fp32", "fp64")  # on every CPU the second takes about twice as long
 ROUNDS = 4
 

@@ -149,6 +149,7 @@ summaries = st.builds(
     state=st.sampled_from(STATES),
     message=st.text(),
     notes=st.lists(st.text(), max_size=3).map(tuple),
+    world_size=st.integers(1, 64),
     steps_done=counts,
     steps_measured=counts,
     seconds=numbers,

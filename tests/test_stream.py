@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -13,8 +14,9 @@ import pytest
 from browser import built, served
 
 from gpt2demo.config import RunConfig, Settings
-from gpt2demo.hub import Hub, Run
+from gpt2demo.hub import Hub
 from gpt2demo.records import RunSummary, StepMetrics
+from gpt2demo.run import Run
 from gpt2demo.ui import page as page_module
 from gpt2demo.ui.stream import Feed, ordinal, waiting_line
 
@@ -81,6 +83,7 @@ class Script:
             owner=owner,
             config=RunConfig(model="tiny", **settings),
             device=self.hub.device_info,
+            stop=threading.Event(),
             started=0.0,
         )
         run.progress.phase = "training"
@@ -264,7 +267,8 @@ def test_ordinals(place, text):
 def test_the_line_in_words(script):
     run = script.start()
     script.step(run, 4)
-    waiting = Run(id="w", owner="b", config=RunConfig(), device=script.hub.device_info)
+    info, stop = script.hub.device_info, threading.Event()
+    waiting = Run(id="w", owner="b", config=RunConfig(), device=info, stop=stop)
     script.hub.waiting.append(waiting)
     assert waiting_line(script.hub, waiting) == "2nd in line, about 2 s"
     assert waiting_line(script.hub, run) is None

@@ -82,6 +82,20 @@ def test_tracker_counts_storages_from_birth_to_death():
     assert one.peak_bytes == 12000
 
 
+def test_a_tensor_dies_without_any_code_of_ours():
+    """Python swallows a KeyboardInterrupt that comes inside a weak reference's callback."""
+    with MemoryTracker() as tracked:
+        tensors = [torch.zeros(1000)]
+        calls = []
+        sys.setprofile(lambda frame, event, _: calls.append(event))
+        tensors.clear()
+        sys.setprofile(None)
+        assert "call" not in calls
+        assert "c_call" in calls  # it did look
+        assert tracked.live_bytes == 0
+        assert tracked.peak_bytes == 4000
+
+
 def test_tracker_tells_tensors_by_their_last_dimension():
     one = MemoryTracker()
     with one:
@@ -593,7 +607,7 @@ def gpu(monkeypatch, counters, fraction):
     def run(config: RunConfig, error: Exception | None = None) -> tuple[RunSummary, float]:
         inside = []
 
-        def fake_train(config, tokens, device, should_stop, progress, budget_bytes):
+        def fake_train(config, tokens, device, should_stop, progress, budget_bytes, ranks):
             assert budget_bytes is None  # the allocator counts, no tracker
             inside.append(fraction[-1])
             progress.phase, progress.moment = "training", "backward"

@@ -16,7 +16,8 @@ from server import ROOT
 from gpt2demo import cli, tracking
 from gpt2demo.config import InputError
 from gpt2demo.hub import Hub
-from gpt2demo.ui.page import Page, build_demo
+from gpt2demo.ui.handlers import Page
+from gpt2demo.ui.page import build_demo
 
 TINY = ["run", "--model", "tiny", "--device", "cpu", "-B", "1", "-T", "8", "--steps", "3"]
 

@@ -111,7 +111,8 @@ def _run(args: argparse.Namespace, interruption: Interruption) -> int:
 
     with interruption.deferred():
         from gpt2demo.device import probe_device, resolve_device, warnings_for
-        from gpt2demo.runner import check_device, execute, interrupted
+        from gpt2demo.ending import interrupted
+        from gpt2demo.runner import check_device, execute
         from gpt2demo.train import Progress
 
     device = resolve_device(processes.device(given.get("device", "auto")))
@@ -171,7 +172,8 @@ def _run(args: argparse.Namespace, interruption: Interruption) -> int:
             config,
             info,
             on_step=on_step,
-            stop_reason=lambda: lost[0] if lost else None,
+            # an interrupt that came inside a callback of torch's was swallowed there
+            stop_reason=lambda: lost[0] if lost else "a signal" if interruption.received else None,
             progress=progress,
             tokens=tokens,
             max_text_bytes=_max_text_bytes(),
@@ -182,7 +184,7 @@ def _run(args: argparse.Namespace, interruption: Interruption) -> int:
     except KeyboardInterrupt:  # in the moment before or after `execute` minds it itself
         interruption.held = True
         summary = None
-    if summary is None or (summary.state == "error" and interruption.received):
+    if summary is None or (summary.state in ("error", "stopped") and interruption.received):
         summary = cut_short()
     status = EXIT_STATUS.get(summary.state, EXIT_OTHER)
     try:

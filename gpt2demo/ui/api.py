@@ -14,10 +14,11 @@ import gradio as gr
 from gpt2demo.config import InputError, RunConfig, default_sizes
 from gpt2demo.device import DeviceInfo, warnings_for
 from gpt2demo.fit import card, fit_map, report
-from gpt2demo.hub import Hub, Run
+from gpt2demo.hub import Hub
 from gpt2demo.probe import probe_report
 from gpt2demo.race_report import race_report
 from gpt2demo.records import jsonable, timing
+from gpt2demo.run import Run
 from gpt2demo.series import Measured
 from gpt2demo.staircase_report import staircase_report
 from gpt2demo.ui.stream import waiting_line

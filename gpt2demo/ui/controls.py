@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, Final
 
 import gradio as gr
@@ -12,6 +13,7 @@ from gpt2demo.config import (
     MAX_SEED,
     MODELS,
     VOCAB_SIZES,
+    InputError,
     RunConfig,
     default_sizes,
 )
@@ -96,9 +98,18 @@ def config_of(values: Sequence[Any], max_text_mib: int) -> RunConfig:
     settings = settings_of(FIELDS, values)
     pasted, upload = settings.pop("pasted"), settings.pop("upload")
     if settings["text"] == "own":
-        limit = max_text_mib * 2**20
-        settings["text"] = read_upload(upload, limit) if upload else pasted or ""
+        settings["text"] = _uploaded(upload, max_text_mib) if upload else pasted or ""
     return RunConfig(**settings)
+
+
+def _uploaded(path: Any, max_text_mib: int) -> str:
+    if isinstance(path, str) and not Path(path).exists():
+        raise InputError(
+            "text",
+            "The text file is gone: an upload is deleted once a run has read it, or half an hour "
+            "later. Upload it again.",
+        )
+    return read_upload(path, max_text_mib * 2**20)
 
 
 def own_upload(values: Sequence[Any]) -> str | None:

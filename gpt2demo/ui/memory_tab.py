@@ -9,7 +9,8 @@ import gradio as gr
 
 from gpt2demo.config import PRECISIONS, InputError, RunConfig
 from gpt2demo.fit import CARDS, Capacity, basis, compare_words, fit_map, largest
-from gpt2demo.hub import Hub, Run
+from gpt2demo.hub import Hub
+from gpt2demo.run import Run
 from gpt2demo.table import forecast_errors
 from gpt2demo.ui.controls import step_config
 from gpt2demo.ui.fit_map import fit_map_message, fit_map_view

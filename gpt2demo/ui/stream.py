@@ -10,10 +10,11 @@ from typing import Any
 
 from gpt2demo.charts import DRAWN_CURVES, delta_rows, run_curve
 from gpt2demo.flops import flops_per_token, mfu
-from gpt2demo.hub import Hub, Run
+from gpt2demo.hub import Hub
 from gpt2demo.memory import forecast
 from gpt2demo.peaks import peak_flops
 from gpt2demo.records import Timing, timing
+from gpt2demo.run import Run
 from gpt2demo.ui.live import changes, message
 
 _GIB = 2**30

@@ -24,10 +24,11 @@ import torch
 from gpt2demo import runner, zero
 from gpt2demo.config import MODELS, InputError, RunConfig, Settings
 from gpt2demo.device import probe_device
-from gpt2demo.hub import Hub, Run
+from gpt2demo.hub import Hub
 from gpt2demo.inside import inspect_step
 from gpt2demo.inspection import Inspection
 from gpt2demo.probe import ProbeResult, probe_rates
+from gpt2demo.run import Run
 from gpt2demo.ui.page import build_demo
 
 SCENES: dict[str, Callable[[], dict]] = {}

@@ -1,0 +1,165 @@
+"""What the page does when a button is pressed or a control moves; what it knows lies in the hub."""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from html import escape
+from typing import Any, Final
+
+import gradio as gr
+
+from gpt2demo.config import InputError, RunConfig
+from gpt2demo.hub import Hub
+from gpt2demo.precision import PRECISION
+from gpt2demo.table import shown_table
+from gpt2demo.tracking import PAGE_PROJECT
+from gpt2demo.ui.compare_tab import race_inputs
+from gpt2demo.ui.controls import config_of, own_upload
+from gpt2demo.ui.device_card import device_card, precision_note
+from gpt2demo.ui.link import LINKED, result_in, settings_in
+from gpt2demo.ui.stream import Feed
+from gpt2demo.ui.uploads import forget_upload
+
+log = logging.getLogger(__name__)
+
+_UPDATE_SEC: Final = 0.25
+_BEAT_SEC: Final = 3.0  # an idle stream says so, or a closed tab would never be noticed
+
+
+class Page:
+    """The page's handlers; what they know lies in the hub, or is told by the browser."""
+
+    def __init__(self, hub: Hub) -> None:
+        self.hub = hub
+        self._streams: dict[str, float] = {}  # session -> when its stream last asked for news
+
+    def owner(self, token: object) -> str:
+        """The browser's own token, made at its first visit."""
+        return token if isinstance(token, str) and len(token) >= 32 else secrets.token_urlsafe(32)
+
+    async def watch(self, token: object, request: gr.Request) -> AsyncIterator[str]:
+        """The live view's messages, for as long as the page is open."""
+        session = request.session_hash or ""
+        if time.monotonic() - self._streams.get(session, -60.0) < 2 * _BEAT_SEC:
+            return  # this page has a stream already
+        feed = Feed(self.hub, self.owner(token))
+        try:
+            text = last = feed.snapshot()
+            beat = time.monotonic()
+            while True:
+                self._streams[session] = time.monotonic()
+                self.hub.seen()
+                if text or time.monotonic() - beat > _BEAT_SEC:
+                    # without news the last message goes out again, of which nothing is sent
+                    last, beat = text or last, time.monotonic()
+                    yield last
+                await asyncio.sleep(_UPDATE_SEC)
+                text = feed.news()
+        finally:
+            self._streams.pop(session, None)
+
+    def around(self, token: object) -> tuple[Any, Any, str]:
+        """Stop, the table and the device panel; asked for by the live view when they change.
+
+        They are no outputs of the stream: gradio empties a component that a stream passes over.
+        """
+        mine = isinstance(token, str) and bool(self.hub.mine(token))
+        table = shown_table([run.record() for run in list(self.hub.finished)])
+        return gr.update(interactive=mine), table, self.device_html()
+
+    def device_html(self) -> str:
+        """The device panel with the memory that is free now."""
+        return device_card(self.hub.device_info, self.hub.memory_free_bytes())
+
+    def run(self, token: object, track: object, *values: Any) -> Any:
+        """Put a run with these settings (in the order of FIELDS) into the line; `track` is True
+        where trackio is to log it.
+        """
+        with refusals():
+            config = config_of(values, self.hub.settings.max_text_mib)
+            project = PAGE_PROJECT if track is True else None
+            self.hub.submit(config, self.owner(token), project)
+            return self._forget(values)
+
+    def find_limit(self, axis: str, token: object, *values: Any) -> Any:
+        """Put a search for the largest B or T into the line."""
+        with refusals():
+            self.hub.find_limit(
+                config_of(values, self.hub.settings.max_text_mib), axis, self.owner(token)
+            )
+            return self._forget(values)
+
+    def compare(self, token: object, *values: Any) -> Any:
+        """Put a race of several precisions into the line."""
+        with refusals():
+            precisions, rounds, settings = race_inputs(values)
+            config = config_of(settings, self.hub.settings.max_text_mib)
+            self.hub.compare(config, precisions, rounds, self.owner(token))
+            return self._forget(settings)
+
+    def _forget(self, values: Sequence[Any]) -> Any:
+        """Delete the upload that a run has taken; what the upload's component shows then."""
+        if upload := own_upload(values):
+            forget_upload(upload)
+            return None
+        return gr.update()
+
+    def climb(self, token: object, *values: Any) -> Any:
+        """Put the lesson's staircase into the line."""
+        with refusals():
+            self.hub.climb(config_of(values, self.hub.settings.max_text_mib), self.owner(token))
+            return self._forget(values)
+
+    def run_smaller(self, axis: str, token: object, run_id: object) -> None:
+        """Run what should fit in place of the run that ran out of memory."""
+        with refusals():
+            name = run_id if isinstance(run_id, str) else ""
+            self.hub.run_smaller(name, axis, self.owner(token))
+
+    def stop(self, token: object) -> None:
+        """Stop the visitor's own run."""
+        message = self.hub.stop(token if isinstance(token, str) else "")
+        if not message.startswith("Stopping"):  # the status line says that already
+            gr.Info(message)
+
+    def pick(self, event: gr.EventData) -> tuple[Any, Any]:
+        """A cell of the fit map was clicked: its B and T for the sliders."""
+        with refusals():
+            chosen = RunConfig(B=event.B, T=event.T)
+            return chosen.B, chosen.T
+
+    def fill(self, request: gr.Request) -> list[Any]:
+        """The controls as the page's link sets them, and the result that it carries."""
+        query = dict(request.query_params)
+        try:
+            found, said = settings_in(query), result_in(query)
+        except InputError as exc:
+            found, said = {}, f"The link was not taken: {exc}"
+        shown = f'<p class="said">{escape(said)}</p>'
+        updates = [gr.update(value=found[n]) if n in found else gr.update() for n in LINKED]
+        return [*updates, gr.update(value=shown, visible=bool(said))]
+
+    def note(self, precision: Any) -> str:
+        """What the chosen precision is, and how it fares here."""
+        if not isinstance(precision, str) or precision not in PRECISION:
+            return ""
+        return precision_note(self.hub.device_info, precision)
+
+
+@contextlib.contextmanager
+def refusals() -> Iterator[None]:
+    """A refusal inside becomes a message on the page; so does any error, without its text."""
+    try:
+        yield
+    except InputError as exc:
+        raise gr.Error(str(exc), title="Not started", print_exception=False) from None
+    except Exception:
+        log.exception("a run could not be started")
+        raise gr.Error(
+            "The run could not be started. The server's log has the details.",
+            title="Not started",
+            print_exception=False,
+        ) from None
