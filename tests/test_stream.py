@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 
+import gradio as gr
 import httpx
 import pytest
 from browser import built, served
@@ -18,6 +19,7 @@ from gpt2demo.hub import Hub
 from gpt2demo.records import RunSummary, StepMetrics
 from gpt2demo.run import Run
 from gpt2demo.ui import page as page_module
+from gpt2demo.ui.handlers import Page
 from gpt2demo.ui.stream import Feed, ordinal, waiting_line
 
 # gradio's own statistics of its queue use what pandas 3 deprecates; building its app leaves event
@@ -377,3 +379,15 @@ def test_what_shows_a_state_never_misses_the_last_one() -> None:
     assert {"page_around", "page_results", "page_race", "page_board", "page_note"} <= shows.keys()
     # "once" drops an event while the answer to the one before is on its way
     assert set(shows.values()) == {"always_last"}
+
+
+@pytest.mark.parametrize("told", [None, {}, {"B": 4}, {"B": "x", "T": 8}, {"B": 4, "T": None}])
+def test_a_cell_that_no_click_told_is_refused_in_words(caplog, told) -> None:
+    hub = Hub(device="cpu")
+    try:
+        with pytest.raises(gr.Error, match=r"\b[BT]\b"):
+            Page(hub).pick(gr.EventData(None, told))
+        assert Page(hub).pick(gr.EventData(None, {"B": 4, "T": 8})) == (4, 8)
+    finally:
+        hub.close()
+    assert not caplog.records

@@ -128,7 +128,11 @@ class Page:
     def pick(self, event: gr.EventData) -> tuple[Any, Any]:
         """A cell of the fit map was clicked: its B and T for the sliders."""
         with refusals():
-            chosen = RunConfig(B=event.B, T=event.T)
+            try:
+                B, T = event.B, event.T
+            except (AttributeError, TypeError):  # a call that no click made
+                raise InputError("B", "A cell of the map is told by its B and T.") from None
+            chosen = RunConfig(B=B, T=T)
             return chosen.B, chosen.T
 
     def fill(self, request: gr.Request) -> list[Any]:
