@@ -42,7 +42,8 @@ SMALL |= {"precisions": "fp32,bf16", "rounds": 1}
 SLOW = ("probe", "page_probe")  # eight seconds each, where nothing else runs
 # the names of modules may stand in the scripts that every page has
 LEAKS = re.compile(
-    r"Traceback|File \\?\"|\.py\\?\", line|site-packages|/usr/|/tmp/|/home/|/root/|" + re.escape(str(ROOT))
+    r"Traceback|File \\?\"|\.py\\?\", line|site-packages|/usr/|/tmp/|/home/|/root/|"
+    + re.escape(str(ROOT))
 )
 
 _texts = st.one_of(
