@@ -3,7 +3,6 @@
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import fields
 from typing import Any
 
 from gpt2demo.cli.options import (
@@ -11,6 +10,7 @@ from gpt2demo.cli.options import (
     add_seed_option,
     add_step_options,
     add_verb,
+    given_settings,
 )
 from gpt2demo.cli.output import Interruption, aligned, put_json, say
 from gpt2demo.cli.run import EXIT_OTHER, EXIT_STATUS
@@ -46,8 +46,7 @@ def add(verbs: Any) -> None:
 
 
 def _inside(args: argparse.Namespace, interruption: Interruption) -> int:
-    names = {f.name for f in fields(RunConfig)}
-    given = {name: value for name, value in vars(args).items() if name in names}
+    given = given_settings(args)
     RunConfig(**given)  # refused before anything is imported
     if args.json not in (None, "-"):
         check_json_path(args.json)
