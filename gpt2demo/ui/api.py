@@ -4,8 +4,9 @@ The runs go through the same line as the page's, under the same limits.
 """
 
 import asyncio
+import contextlib
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import asdict, replace
 from typing import Any, Final, TypeVar
 
@@ -70,7 +71,7 @@ def add_api(hub: Hub) -> None:
             budget_gib: emulate a card of so much memory, 0.25 to 1024; 0 = the device's own.
         """
         owner = _owner(request)
-        try:
+        with _refusals():
             config = RunConfig(
                 model=model,
                 precision=precision,
@@ -87,8 +88,6 @@ def add_api(hub: Hub) -> None:
                 budget_gib=None if budget_gib == 0 else budget_gib,
             )
             run = await asyncio.to_thread(hub.submit, config, owner)
-        except InputError as exc:
-            raise gr.Error(str(exc), print_exception=False) from None
         yield {
             "run_id": run.id,
             "stop_token": owner,
@@ -163,7 +162,7 @@ def add_api(hub: Hub) -> None:
             capacity_gib: the memory of a card, 0.25 to 1024; 0 = what this device has free.
             map: forecast the whole grid of B and T too.
         """
-        try:
+        with _refusals():
             config = RunConfig(
                 model=model,
                 precision=precision,
@@ -176,8 +175,6 @@ def add_api(hub: Hub) -> None:
                 vocab_size=vocab_size,
             )
             capacity = hub.capacity(config) if capacity_gib == 0 else card(capacity_gib)
-        except InputError as exc:
-            raise gr.Error(str(exc), print_exception=False) from None
         told = report(config, capacity)
         return told | {"map": fit_map(config, capacity)} if map is True else told
 
@@ -218,7 +215,7 @@ def add_api(hub: Hub) -> None:
         """
         owner = _owner(request)
         names = precisions.split(",") if isinstance(precisions, str) else precisions
-        try:
+        with _refusals():
             config = RunConfig(
                 model=model,
                 B=B,
@@ -232,8 +229,6 @@ def add_api(hub: Hub) -> None:
                 lr=lr,
             )
             race = await asyncio.to_thread(hub.compare, config, names, rounds, owner)
-        except InputError as exc:
-            raise gr.Error(str(exc), print_exception=False) from None
         async for told in _reports(hub, race, owner, race_report):
             yield told
 
@@ -259,11 +254,9 @@ def add_api(hub: Hub) -> None:
             seed: seed of the weights, 0 to 2147483647.
         """
         owner = _owner(request)
-        try:
+        with _refusals():
             config = RunConfig(model=model, B=B, T=T, steps=steps, seed=seed)
             climbed = await asyncio.to_thread(hub.climb, config, owner)
-        except InputError as exc:
-            raise gr.Error(str(exc), print_exception=False) from None
         async for told in _reports(hub, climbed, owner, staircase_report):
             yield told
 
@@ -278,11 +271,9 @@ def add_api(hub: Hub) -> None:
             B: sequences a step, 1 to 256.
             T: tokens a sequence, 1 to 1024.
         """
-        try:
+        with _refusals():
             config = RunConfig(B=B, T=T, device=str(hub.device))
             found = await asyncio.to_thread(hub.probe, config.tokens_per_step)
-        except InputError as exc:
-            raise gr.Error(str(exc), print_exception=False) from None
         return probe_report(config, found)
 
     async def inside(
@@ -311,7 +302,7 @@ def add_api(hub: Hub) -> None:
             optimizer: AdamW as default or fused.
             vocab_size: 50257 or 50304.
         """
-        try:
+        with _refusals():
             config = RunConfig(
                 model=model,
                 precision=precision,
@@ -323,8 +314,6 @@ def add_api(hub: Hub) -> None:
                 vocab_size=vocab_size,
             )
             found = await asyncio.to_thread(hub.inspect, config)
-        except InputError as exc:
-            raise gr.Error(str(exc), print_exception=False) from None
         return found.to_dict()
 
     common: dict[str, Any] = {"concurrency_limit": None}
@@ -337,6 +326,15 @@ def add_api(hub: Hub) -> None:
     gr.api(status, api_name="status", queue=False)
     gr.api(device, api_name="device", **common)
     gr.api(memory, api_name="memory", queue=False)
+
+
+@contextlib.contextmanager
+def _refusals() -> Iterator[None]:
+    """A refusal inside is answered in its words."""
+    try:
+        yield
+    except InputError as exc:
+        raise gr.Error(str(exc), print_exception=False) from None
 
 
 _Measured = TypeVar("_Measured", bound=Measured)
