@@ -2,7 +2,6 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 from gpt2demo.cli.options import (
@@ -12,7 +11,7 @@ from gpt2demo.cli.options import (
     add_verb,
     given_settings,
 )
-from gpt2demo.cli.output import Interruption, aligned, put_json, say
+from gpt2demo.cli.output import Interruption, aligned, put_json, say, table
 from gpt2demo.cli.run import EXIT_OTHER, EXIT_STATUS
 from gpt2demo.config import RunConfig, default_sizes
 from gpt2demo.inside_words import cast_words, clock_words, headline, time_words, value_words
@@ -89,16 +88,7 @@ def _lines(found: Inspection) -> list[str]:
             )
             for c in found.casts.operations
         ]
-        sections.append(_table(rows))
+        sections.append(table(rows))
     sections.append(list(value_words(found)))
     told = ["\n".join(filter(None, section)) for section in sections]
     return "\n\n".join(filter(None, told)).split("\n")
-
-
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines with the columns one below another."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]

@@ -78,6 +78,19 @@ def aligned(rows: Sequence[tuple[str, str]]) -> list[str]:
     return [f"{name:<{width}}  {text}" for name, text in rows]
 
 
+def table(rows: Sequence[Sequence[str]], left: int | None = None) -> list[str]:
+    """Lines with the columns one below another; those past the first `left` end at one edge."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    at_left = len(widths) if left is None else left
+    return [
+        "  ".join(
+            cell.ljust(width) if i < at_left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
 def gib(count: int | None, unknown: str = "unknown") -> str:
     """Bytes as GiB, or the word for what is unknown."""
     return unknown if count is None else f"{count / _GIB:.2f} GiB"

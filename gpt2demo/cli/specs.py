@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpt2demo.cli.options import add_device_option, add_verb
-from gpt2demo.cli.output import Interruption, say
+from gpt2demo.cli.output import Interruption, say, table
 from gpt2demo.config import PRECISIONS, RunConfig
 from gpt2demo.json_file import strict_json
 from gpt2demo.peaks import GpuSpec, all_gpus, find_gpu
@@ -55,11 +55,4 @@ def _lines(specs: Sequence[GpuSpec], here: GpuSpec | None) -> list[str]:
         figures = [*told["dense_tflops"].values(), told["memory_gib"], told["bandwidth_gb_per_sec"]]
         cells = ["" if figure is None else f"{figure:g}" for figure in figures]
         rows.append(["*" if spec is here else "", spec.display_name, *cells])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            cell.ljust(width) if i < 2 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
+    return table(rows, left=2)

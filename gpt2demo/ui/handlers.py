@@ -79,7 +79,7 @@ class Page:
         where trackio is to log it.
         """
         with refusals():
-            config = config_of(values, self.hub.settings.max_text_mib)
+            config = self._config(values)
             project = PAGE_PROJECT if track is True else None
             self.hub.submit(config, self.owner(token), project)
             return self._forget(values)
@@ -87,18 +87,25 @@ class Page:
     def find_limit(self, axis: str, token: object, *values: Any) -> Any:
         """Put a search for the largest B or T into the line."""
         with refusals():
-            self.hub.find_limit(
-                config_of(values, self.hub.settings.max_text_mib), axis, self.owner(token)
-            )
+            self.hub.find_limit(self._config(values), axis, self.owner(token))
             return self._forget(values)
 
     def compare(self, token: object, *values: Any) -> Any:
         """Put a race of several precisions into the line."""
         with refusals():
             precisions, rounds, settings = race_inputs(values)
-            config = config_of(settings, self.hub.settings.max_text_mib)
-            self.hub.compare(config, precisions, rounds, self.owner(token))
+            self.hub.compare(self._config(settings), precisions, rounds, self.owner(token))
             return self._forget(settings)
+
+    def climb(self, token: object, *values: Any) -> Any:
+        """Put the lesson's staircase into the line."""
+        with refusals():
+            self.hub.climb(self._config(values), self.owner(token))
+            return self._forget(values)
+
+    def _config(self, values: Sequence[Any]) -> RunConfig:
+        """The controls' settings, within this server's limits."""
+        return config_of(values, self.hub.settings.max_text_mib)
 
     def _forget(self, values: Sequence[Any]) -> Any:
         """Delete the upload that a run has taken; what the upload's component shows then."""
@@ -106,12 +113,6 @@ class Page:
             forget_upload(upload)
             return None
         return gr.update()
-
-    def climb(self, token: object, *values: Any) -> Any:
-        """Put the lesson's staircase into the line."""
-        with refusals():
-            self.hub.climb(config_of(values, self.hub.settings.max_text_mib), self.owner(token))
-            return self._forget(values)
 
     def run_smaller(self, axis: str, token: object, run_id: object) -> None:
         """Run what should fit in place of the run that ran out of memory."""

@@ -15,6 +15,7 @@ from gpt2demo.inside_words import clock_words, headline, shape, time_words
 from gpt2demo.inspection import Inspection
 from gpt2demo.ui.controls import step_config
 from gpt2demo.ui.inside_precision import CastsAndValues
+from gpt2demo.ui.listening import MEASURING, SHOWING
 from gpt2demo.ui.present import chart_scale
 from gpt2demo.ui.words import paragraphs, said
 
@@ -26,18 +27,6 @@ _INTRO: Final = (
 _WAITING: Final = "Inspect one step: where its time goes appears here."
 _SYNCHRONIZE: Final = "<h2>Why the clock needs a synchronize</h2>"
 _SHOWN_MATMULS: Final = 6
-_BUTTON: Final[dict[str, Any]] = {
-    "api_visibility": "private",
-    "concurrency_limit": None,
-    "show_progress": "minimal",
-}
-_STATE: Final[dict[str, Any]] = {
-    "api_visibility": "private",
-    "concurrency_limit": None,
-    "show_progress": "hidden",
-    "queue": False,
-    "trigger_mode": "always_last",
-}
 
 
 @dataclass(kw_only=True)
@@ -130,13 +119,13 @@ def connect_inside(
             list(settings),
             [inside.note, precision.note],
             api_name=f"page_{name}",
-            **_BUTTON,
+            **MEASURING,
         ).then(
             show,
             inside.both,
             [*inside_out, *precision_out],
             api_name=f"page_show_{name}",
-            **_STATE,
+            **SHOWING,
         )
 
     def opened(both: object, request: gr.Request) -> tuple[Any, ...]:
@@ -150,10 +139,10 @@ def connect_inside(
         inside.both,
         [inside.note, precision.note, *inside_out, *precision_out],
         api_name="page_inside",
-        **_STATE,
+        **SHOWING,
     )
     inside.both.change(
-        inside.clock_html, inside.both, inside.clock, api_name="page_clock", **_STATE
+        inside.clock_html, inside.both, inside.clock, api_name="page_clock", **SHOWING
     )
 
 

@@ -19,6 +19,7 @@ from gpt2demo.ui.guard import PlainAnswers, guard
 from gpt2demo.ui.handlers import Page
 from gpt2demo.ui.inside_tab import connect_inside, inside_tab
 from gpt2demo.ui.link import LINKED
+from gpt2demo.ui.listening import AT_ONCE, MEASURING, PRIVATE, SHOWING
 from gpt2demo.ui.live import live_view, plotly_route
 from gpt2demo.ui.memory_tab import failure_panel, memory_tab
 from gpt2demo.ui.precision_tab import precision_tab
@@ -50,11 +51,6 @@ _READABLE: Final = {
     "button_cancel_background_fill_hover": "#991b1b",
     "button_cancel_background_fill_hover_dark": "#991b1b",
     "body_text_color_subdued": "*neutral_600",
-}
-_PRIVATE: Final[dict[str, Any]] = {
-    "api_visibility": "private",
-    "show_progress": "hidden",
-    "concurrency_limit": None,
 }
 
 
@@ -111,8 +107,8 @@ def build_demo(hub: Hub) -> gr.Blocks:
         forecast = [column.memory_bar, memory.details, memory.fit_map]
         watched = {"fn": page.watch, "inputs": token, "outputs": live}
         # names of their own, or they would take /stop and its like from the API
-        demo.load(page.owner, token, token, api_name="page_owner", **_PRIVATE).then(
-            **watched, api_name="page_load", **_PRIVATE
+        demo.load(page.owner, token, token, api_name="page_owner", **PRIVATE).then(
+            **watched, api_name="page_load", **PRIVATE
         )
         starts = [
             (column.run.click, page.run, "run", [column.track, *settings_of_run]),
@@ -145,33 +141,29 @@ def build_demo(hub: Hub) -> gr.Blocks:
         for listen, start, name, given in starts:
             # an upload that was read is gone, on the page too
             shown = column.upload if column.upload in given else None
-            listen(start, [token, *given], shown, api_name=f"page_{name}", **_PRIVATE).success(
-                **watched, api_name=f"page_watch_{name}", **_PRIVATE
+            listen(start, [token, *given], shown, api_name=f"page_{name}", **PRIVATE).success(
+                **watched, api_name=f"page_watch_{name}", **PRIVATE
             )
-        at_once: dict[str, Any] = {"queue": False, **_PRIVATE}
-        # What shows a state must show the last one: gradio else drops an event that comes while
-        # the answer to the one before is on its way.
-        showing = at_once | {"trigger_mode": "always_last"}
         live.tick(
             page.around,
             token,
             [column.stop, table, column.device],
             api_name="page_around",
-            **showing,
+            **SHOWING,
         )
         live.tick(
             failure.state,
             None,
             [failure.box, failure.panel, failure.smaller_B, failure.smaller_T, failure.run_id],
             api_name="page_failure",
-            **showing,
+            **SHOWING,
         )
         live.tick(
             memory.results,
             of_memory,
             [*forecast, memory.found],
             api_name="page_results",
-            **showing,
+            **SHOWING,
         )
         changed = [component.change for component in of_memory]
         for also, handler, shown, name in (
@@ -185,22 +177,22 @@ def build_demo(hub: Hub) -> gr.Blocks:
                 of_memory,
                 shown,
                 api_name=f"page_{name}",
-                **showing,
+                **SHOWING,
             )
         live.tick(
             compare.results,
             None,
             [compare.figure, compare.table, compare.verdicts],
             api_name="page_race",
-            **showing,
+            **SHOWING,
         )
-        stairs.show_on(live.tick, **showing)
+        stairs.show_on(live.tick)
         compare.probe.click(
             compare.run_probe,
             of_memory,
             [compare.probed, compare.expected],
             api_name="page_probe",
-            **(_PRIVATE | {"show_progress": "minimal"}),
+            **MEASURING,
         )
         gr.on(
             [board_opened.select, board.whose.change, live.tick],
@@ -208,32 +200,32 @@ def build_demo(hub: Hub) -> gr.Blocks:
             [token, board.whose],
             [board.table, board.note],
             api_name="page_board",
-            **showing,
+            **SHOWING,
         )
         board.upload.upload(
             board.take,
             [token, board.whose, board.upload],
             [board.table, board.note],
             api_name="page_import",
-            **(at_once | {"trigger_mode": "multiple"}),  # two files in a row are two imports
+            **(AT_ONCE | {"trigger_mode": "multiple"}),  # two files in a row are two imports
         )
         connect_inside(inside, precision, of_memory, [inside_opened, precision_opened])
         linked = column.named(LINKED, budget_gib=memory.budget_gib)
-        demo.load(page.fill, None, [*linked, shared], api_name="page_fill", **at_once)
-        memory.card.input(float, memory.card, memory.budget_gib, api_name="page_card", **at_once)
+        demo.load(page.fill, None, [*linked, shared], api_name="page_fill", **AT_ONCE)
+        memory.card.input(float, memory.card, memory.budget_gib, api_name="page_card", **AT_ONCE)
         memory.fit_map.select(
-            page.pick, None, [column.B, column.T], api_name="page_pick", **at_once
+            page.pick, None, [column.B, column.T], api_name="page_pick", **AT_ONCE
         )
-        column.stop.click(page.stop, token, None, api_name="page_stop", **at_once)
+        column.stop.click(page.stop, token, None, api_name="page_stop", **AT_ONCE)
         column.precision.change(
-            page.note, column.precision, column.note, api_name="page_note", **showing
+            page.note, column.precision, column.note, api_name="page_note", **SHOWING
         )
         column.text.change(
             lambda chosen: gr.update(visible=chosen == "own"),
             column.text,
             column.own,
             api_name="page_text",
-            **showing,
+            **SHOWING,
         )
         add_api(hub)
     # ZeroGPU asks for an end of gradio's queue; elsewhere the hub's own line is enough

@@ -14,6 +14,7 @@ from gpt2demo.lesson import LESSON_RUN, RUNGS
 from gpt2demo.staircase import RungResult
 from gpt2demo.staircase_figure import staircase_figure, staircase_table
 from gpt2demo.staircase_report import rung_notes
+from gpt2demo.ui.listening import SHOWING
 from gpt2demo.ui.present import chart_scale
 from gpt2demo.ui.words import said
 
@@ -65,14 +66,14 @@ class StaircaseTab:
             + _rungs(results, rung_notes(staircase)),
         )
 
-    def show_on(self, tick: Callable[..., Any], **showing: Any) -> None:
+    def show_on(self, tick: Callable[..., Any]) -> None:
         """Show the last staircase at every `tick`."""
         tick(
             self.results,
             None,
             [self.said, self.figure, self.table, self.rungs],
             api_name="page_rungs",
-            **showing,
+            **SHOWING,
         )
 
 

@@ -1,0 +1,17 @@
+"""How the page's events are listened to: gradio's options, by what an event is for."""
+
+from typing import Any, Final
+
+# what the page itself calls is no endpoint for scripts
+PRIVATE: Final[dict[str, Any]] = {
+    "api_visibility": "private",
+    "show_progress": "hidden",
+    "concurrency_limit": None,
+}
+# a button whose answer takes seconds
+MEASURING: Final[dict[str, Any]] = PRIVATE | {"show_progress": "minimal"}
+# an answer that waits for nothing
+AT_ONCE: Final[dict[str, Any]] = PRIVATE | {"queue": False}
+# What shows a state must show the last one: gradio else drops an event that comes while the answer
+# to the one before is on its way.
+SHOWING: Final[dict[str, Any]] = AT_ONCE | {"trigger_mode": "always_last"}
