@@ -1,10 +1,10 @@
 // The live view: tiles, legend, three panels, status line and log, drawn from the stream.
 //
 // gradio runs this text once as the body of a function of (element, trigger, props, server, watch);
-// ui/live.py puts `const setup = {...}` (figure, palette, dashes, symbols, texts) and plot.js in
+// ui/live.py puts `const setup = {...}` (figure, palette, dashes, symbols, texts, stream) and plot.js in
 // front of it.
-// Every message is JSON in props.value (ui/live.py describes it). Nothing that came from the
-// server is ever read as HTML: it goes into text nodes, and escaped into plotly's labels.
+// The stream's messages are JSON (ui/live.py describes them). Nothing that came from the server is
+// ever read as HTML: it goes into text nodes, and escaped into plotly's labels.
 
 const KEEP = 500; // points of a curve after re-binning
 const REBIN = 750; // points that make a curve be re-binned
@@ -129,62 +129,72 @@ function rebinned(rows, warmup) {
   return rows.filter((row) => kept.has(row));
 }
 
-function addRows(run, rows, to) {
-  const last = run.rows.length ? run.rows[run.rows.length - 1][0] : -1;
-  const fresh = rows.filter((row) => row[0] > last); // after a snapshot some are known
-  run.rows.push(...fresh);
-  run.have = Math.max(run.have, to);
-  writeLog(run, fresh, last);
+const lastStep = (run) => (run.rows.length ? run.rows[run.rows.length - 1][0] : -1);
+
+function addRows(run, rows) {
+  const last = lastStep(run);
+  run.rows.push(...rows);
+  writeLog(run, rows, last);
   if (run.rows.length > REBIN) {
     run.rows = rebinned(run.rows, run.warmup);
     spoil("all");
-  } else if (fresh.length) spoil("rows");
+  } else spoil("rows");
 }
 
 // ---------------------------------------------------------------- messages
 
-let lastN = null; // counter of the last message
-let syncing = null; // the wait for a snapshot, or null
-let held = []; // messages that came meanwhile
-let syncedAt = -Infinity;
+const SILENT_MS = 30000; // an idle stream beats every ten seconds
+let following = null; // the stream that is listened to
 
-function receive(text) {
-  if (!text) return;
-  const message = JSON.parse(text);
-  if (message.reset) {
-    syncing = null;
-    lastN = message.n;
-    reset(message);
-  } else if (syncing) held.push(message);
-  else {
-    const whole = lastN !== null && message.n === lastN + 1;
-    lastN = message.n;
-    if (!whole || !apply(message)) resync(0);
+// Listen to the stream of this browser's token, again and again: what it starts with is everything.
+async function follow(token) {
+  const mine = (following = {});
+  for (let tries = 0; following === mine && element.isConnected; tries += 1) {
+    if (tries) await new Promise((resolve) => setTimeout(resolve, Math.min(15, 2 ** tries) * 500));
+    let text = setup.texts.lost;
+    try {
+      await listen(token, () => (tries = 0));
+    } catch (error) {
+      if (error.status === 503) text = setup.texts.full;
+      console.warn("live view: no stream", error);
+    }
+    if (following === mine) showLost(text);
   }
 }
 
-// gradio may merge two updates into one, and a connection may lose one: ask for everything.
-// What the answer holds is at least as new as the message that showed the gap.
-function resync(tries) {
-  const wait = (syncing = {});
-  const pause = tries ? Math.min(15, 2 ** tries) * 1000 : syncedAt + 1000 - performance.now();
-  if (!tries) held = [];
-  setTimeout(async () => {
-    if (syncing !== wait) return; // a reset came through the stream
-    try {
-      const snapshot = JSON.parse(await server.snapshot());
-      if (syncing !== wait) return;
-      syncing = null;
-      syncedAt = performance.now();
-      reset(snapshot);
-      const waiting = held;
-      held = [];
-      for (const message of waiting) receive(JSON.stringify(message));
-    } catch (error) {
-      console.warn("live view: no snapshot", error);
-      if (syncing === wait && element.isConnected) resync(tries + 1);
+// One connection until it ends; throws when it breaks, or when nothing comes for too long.
+async function listen(token, heard) {
+  const abort = new AbortController();
+  let alarm;
+  const alive = () => {
+    clearTimeout(alarm);
+    alarm = setTimeout(() => abort.abort(), SILENT_MS);
+  };
+  try {
+    alive();
+    const address = appRoot() + setup.stream;
+    const headers = { "X-Owner": token };
+    const answer = await fetch(address, { headers, signal: abort.signal, cache: "no-store" });
+    if (!answer.ok) throw Object.assign(new Error("refused"), { status: answer.status });
+    const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+    let rest = "";
+    for (let part = await reader.read(); !part.done; part = await reader.read()) {
+      alive();
+      const events = (rest + part.value).split("\n\n");
+      rest = events.pop();
+      for (const event of events) if (event.startsWith("data: ")) receive(event.slice(6));
+      heard();
     }
-  }, Math.max(0, pause));
+  } finally {
+    clearTimeout(alarm);
+    abort.abort();
+  }
+}
+
+function receive(text) {
+  const message = JSON.parse(text);
+  if (message.reset) reset(message);
+  else apply(message);
 }
 
 function reset(message) {
@@ -202,7 +212,7 @@ function reset(message) {
   spoil("all");
 }
 
-// One message of the stream; false when it does not fit what is known.
+// What is new.
 function apply(message) {
   if (message.start && !runs.has(message.start.id)) {
     addRun(message.start);
@@ -210,14 +220,10 @@ function apply(message) {
     writeLog(runs.get(message.start.id), message.start.rows, -1);
   }
   if (message.run !== undefined) {
-    const run = runs.get(message.run);
-    if (!run || message.from > run.have) return false;
-    addRows(run, message.rows, message.to);
+    addRows(runs.get(message.run), message.rows);
   }
   if (message.end) {
-    const run = runs.get(message.end.id);
-    if (!run) return false;
-    run.live = false;
+    runs.get(message.end.id).live = false;
     spoil("all");
   }
   for (const id of message.drop || []) {
@@ -225,7 +231,6 @@ function apply(message) {
     hidden.delete(id);
   }
   showParts(message);
-  return true;
 }
 
 // ---------------------------------------------------------------- tiles, status, log
@@ -237,10 +242,8 @@ function showParts(message) {
   const known = message.partial ? tiles : {}; // partial: only the fields that changed
   if (message.tiles !== undefined) tiles = message.tiles && { ...known, ...message.tiles };
   if (message.status) {
-    // a snapshot that was asked for may not know whose page this is
-    const before = message.partial ? said : { mine: said.mine, page: said.page };
     const page = said.page;
-    said = { ...before, ...message.status };
+    said = { ...(message.partial ? said : {}), ...message.status };
     showStatus();
     // Stop, the table and the device panel: gradio fetches them
     if (said.page !== page) trigger("tick");
@@ -291,15 +294,22 @@ function showStatus() {
   bar.value = done;
 }
 
+// Until the next snapshot; the chart stays.
+function showLost(text) {
+  status.dataset.state = "lost";
+  setText(sentence, text);
+  setText(place, "");
+}
+
 function logHeading(run) {
   const shown = log.childElementCount ? "\n" : "";
   log.append(node("span", "live-heading", `${shown}${run.label}\n`));
 }
 
-function writeLog(run, rows, lastStep) {
+function writeLog(run, rows, before) {
   if (!rows.length) return;
   const follow = log.scrollHeight - log.scrollTop - log.clientHeight < 24;
-  let previous = lastStep;
+  let previous = before;
   let line = "";
   for (const row of rows.slice(-LOG_LINES)) {
     const skipped = row[0] - previous - 1;
@@ -445,7 +455,7 @@ function fit(layout) {
     layout.annotations.find((a) => a.name === `note-${panel.key}`).text = text;
   }
   // a short run shows its planned length from the start, a long one grows
-  const ends = shown().map((run) => Math.min(run.live ? run.steps : run.have, 100) - 1);
+  const ends = shown().map((run) => Math.min(run.live ? run.steps : lastStep(run) + 1, 100) - 1);
   layout.xaxis.autorangeoptions = { include: [0, Math.max(9, ...ends)] };
   const hasRows = [...runs.values()].some((run) => run.rows.length);
   for (const name of axes) layout[name].showticklabels = hasRows;
@@ -569,13 +579,13 @@ const theming = new MutationObserver(() => {
   spoil("all");
 });
 
-watch("value", () => receive(props.value));
+watch("value", () => follow(props.value));
 showTiles();
 bar.style.visibility = "hidden";
 spoil("all");
 resizing.observe(plot);
 theming.observe(document.body, { attributes: true, attributeFilter: ["class"] });
-receive(props.value);
+if (props.value) follow(props.value);
 loadPlotly().then(
   (loaded) => {
     Plotly = loaded;

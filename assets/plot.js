@@ -20,10 +20,12 @@ function rgb(colour) {
 }
 
 // gradio moves the app under a prefix when it runs behind a proxy; config.root knows it
+const appRoot = () => (window.gradio_config && window.gradio_config.root) || "";
+
 function loadPlotly() {
   window.gpt2demoPlotly ??= new Promise((resolve, reject) => {
     const script = document.createElement("script");
-    script.src = ((window.gradio_config && window.gradio_config.root) || "") + setup.plotly;
+    script.src = appRoot() + setup.plotly;
     script.onload = () => resolve(window.Plotly);
     script.onerror = () => reject(new Error(script.src));
     document.head.append(script);

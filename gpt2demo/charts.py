@@ -130,7 +130,6 @@ def run_curve(
         "steps": config.steps,
         "warmup": WARMUP_STEPS,
         "live": live,
-        "have": len(steps),
         "rows": snapshot_rows(steps),
     }
 

@@ -117,7 +117,6 @@ def test_a_curve_describes_its_run():
         "steps": 7,
         "warmup": 2,
         "live": True,
-        "have": 3,
         "rows": [[0, 9.0, 10.0], [1, 9.0, 10.0], [2, 9.0, 10.0]],
     }
 

@@ -46,7 +46,7 @@ FLOORS: dict[int, tuple[str, ...]] = {
     # what people see
     6: (
         *("ui", "ui.live", "ui.stream", "ui.device_card", "ui.link", "ui.downloads", "ui.api"),
-        *("ui.guard", "ui.uploads", "ui.listening"),
+        *("ui.guard", "ui.uploads", "ui.listening", "ui.watching"),
         *(
             "ui.controls",
             "ui.words",

@@ -560,13 +560,13 @@ def test_an_export_of_another_machine_is_imported_and_nonsense_refused(visit, se
     v.page.get_by_role("tab", name="Board").click()
     chooser = v.page.locator("input[type=file][accept='.json']")
     chooser.set_input_files(export)
-    v.wait("document.querySelector('#board-note').textContent.includes('run is on the board')")
+    v.wait("document.querySelector('#imported').textContent.includes('run is on the board')")
     v.wait("document.querySelector('#board').textContent.includes('Tesla <b>T4</b>')")  # as text
     assert v.eval("document.querySelectorAll('#board b').length") == 0
     export = tmp_path / "nonsense.json"
     export.write_text('{"runs": [1]}')
     chooser.set_input_files(export)
-    v.wait("document.querySelector('#board-note').textContent.includes('Nothing was imported')")
+    v.wait("document.querySelector('#imported').textContent.includes('Nothing was imported')")
     v.page.get_by_role("tab", name="Run", exact=True).click()
 
 

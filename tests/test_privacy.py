@@ -15,8 +15,9 @@ from gradio_client import Client
 from server import Server, page
 
 from gpt2demo.table import table_csv
-from gpt2demo.ui.handlers import Page
+from gpt2demo.ui.live import STREAM_PATH
 from gpt2demo.ui.uploads import forget_upload, sweep, upload_folder
+from gpt2demo.ui.watching import known_owner
 
 SECRET = "correct-horse-battery-staple-9731"
 TEXT = f"{SECRET} said the visitor to nobody but the training loop. " * 8
@@ -57,7 +58,7 @@ def event(server: Server, name: str, session: str, token: str | None = None, **s
     with httpx.stream("GET", url, timeout=30) as stream:
         for line in stream.iter_lines():
             found.append(line)
-            if "process_completed" in line or (name == "page_load" and len(found) > 6):
+            if "process_completed" in line:
                 break
     return "\n".join(found)
 
@@ -82,7 +83,9 @@ def everything_others_see(server: Server) -> str:
     ]  # fmt: skip
     seen = [httpx.get(server.url + path, timeout=20).text for path in get]
     seen.append(json.dumps(server.post("status")))
-    for name in ("page_load", "page_around", "page_results", "page_board"):
+    with httpx.stream("GET", server.url + STREAM_PATH, timeout=20) as stream:
+        seen.append(next(stream.iter_lines()))
+    for name in ("page_owner", "page_around", "page_results", "page_board"):
         seen.append(event(server, name, f"other-{name}", "an-others-token-" + "1" * 30))
     return "\n".join(seen)
 
@@ -224,7 +227,7 @@ def test_a_300_mb_upload_is_cut_off_while_it_streams(server, folder):
 
 
 def test_tokens_of_the_page_are_long_and_never_the_same():
-    tokens = {Page.owner(None, given) for given in [None, "", "short", 7] * 50}
+    tokens = {known_owner(given) for given in [None, "", "short", 7] * 50}
     assert len(tokens) == 200
     for token in tokens:
         # 43 characters of 64: 256 bits from the system's own source

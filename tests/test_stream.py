@@ -1,26 +1,29 @@
 """What a page is sent: complete, small, and true for whoever joins when."""
 
-import asyncio
 import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from types import SimpleNamespace
 
 import gradio as gr
 import httpx
 import pytest
 from browser import built, served
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gpt2demo.config import RunConfig, Settings
 from gpt2demo.hub import Hub
 from gpt2demo.records import RunSummary, StepMetrics
 from gpt2demo.run import Run
 from gpt2demo.ui import page as page_module
+from gpt2demo.ui import watching as watching_module
 from gpt2demo.ui.handlers import Page
-from gpt2demo.ui.stream import Feed, ordinal, waiting_line
+from gpt2demo.ui.live import STREAM_PATH
+from gpt2demo.ui.stream import Feed, ordinal, sight, waiting_line
+from gpt2demo.ui.watching import Watching
 
 # gradio's own statistics of its queue use what pandas 3 deprecates; building its app leaves event
 # loops open, which are collected at some later moment
@@ -35,30 +38,25 @@ class Screen:
     """What live_chart.js keeps of the messages, written again from their description."""
 
     def __init__(self) -> None:
-        self.n = None
         self.runs: dict[str, list[list]] = {}
-        self.have: dict[str, int] = {}
         self.live: str | None = None
         self.status: dict = {}
         self.tiles: dict | None = None
 
     def show(self, text: str) -> None:
         message = json.loads(text, parse_constant=pytest.fail)
-        assert self.n is None or message["n"] == self.n + 1
-        self.n = message["n"]
         if message.get("reset"):
-            self.runs, self.have, self.live, self.tiles = {}, {}, None, None
+            self.runs, self.live, self.tiles = {}, None, None
         for run in [*message.get("runs", []), *([message["start"]] if "start" in message else [])]:
             assert run["id"] not in self.runs
             self.runs[run["id"]] = list(run["rows"])
-            self.have[run["id"]] = run["have"]
             if run["live"]:
                 self.live = run["id"]
         if "rows" in message:
             assert message["run"] == self.live
-            assert message["from"] == self.have[self.live]
             self.runs[self.live] += message["rows"]
-            self.have[self.live] = message["to"]
+            known = [row[0] for row in self.runs[self.live]]
+            assert known == sorted(set(known))  # none twice
         if "end" in message:
             assert message["end"]["id"] == self.live
             self.live = None
@@ -199,7 +197,7 @@ def test_the_status_knows_whose_run_it_is(script):
     follow(feed, screen)
     follow(other, others)
     assert (screen.status["mine"], others.status["mine"]) == (True, False)
-    assert "mine" not in json.loads(Feed(script.hub, "").snapshot())["status"]
+    assert json.loads(Feed(script.hub, "").snapshot())["status"]["mine"] is False
     assert screen.status["left_s"] == pytest.approx(
         16 * 0.1025, abs=0.05
     )  # median of 102 and 103 ms
@@ -286,30 +284,43 @@ def test_the_line_in_words(script):
 
 
 @contextmanager
-def watched(hub: Hub):
-    """A page of a real server and the lines of its one open stream."""
-    pages = []
-    init = page_module.Page.__init__
-
-    def spied(self, hub):
-        init(self, hub)
-        pages.append(self)
-
+def served_page(hub: Hub):
+    """(address, open pages) of a real server over `hub`."""
+    made = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(page_module.Page, "__init__", spied)
-        demo = page_module.build_demo(hub)
-    with served(demo, **page_module.launch_options(hub)) as url:
-        config = httpx.get(f"{url}/config", timeout=10).json()
-        load = next(d["id"] for d in config["dependencies"] if d["api_name"] == "page_load")
-        body = {"data": ["x" * 43], "fn_index": load, "session_hash": "watcher"}
-        httpx.post(f"{url}/gradio_api/queue/join", json=body, timeout=10).raise_for_status()
-        stream = f"{url}/gradio_api/queue/data?session_hash=watcher"
-        with httpx.stream("GET", stream, timeout=20) as answer:
-            yield pages[0], (line for line in answer.iter_lines() if line)
-        end = time.monotonic() + 15
-        while pages[0]._streams:  # a closed stream is noticed, and its place is free again
-            assert time.monotonic() < end
-            time.sleep(0.05)
+        init = Watching.__init__
+        patch.setattr(
+            Watching, "__init__", lambda self, hub: (init(self, hub), made.append(self))[0]
+        )
+        demo = built(lambda: page_module.build_demo(hub))
+        options = page_module.launch_options(hub)
+    with served(demo, **options) as url:
+        yield url, made[0]
+        wait_closed(made[0])
+    hub.close()
+
+
+def wait_closed(watching: Watching, count: int = 0) -> None:
+    """A closed page is noticed, and its place is free again."""
+    end = time.monotonic() + 5
+    while watching.count > count:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@contextmanager
+def stream(url: str, owner: str | None = "x" * 43):
+    """The lines of an open page's stream."""
+    headers = {} if owner is None else {"X-Owner": owner}
+    with httpx.stream("GET", url + STREAM_PATH, headers=headers, timeout=20) as answer:
+        assert answer.status_code == 200
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        assert answer.headers["cache-control"] == "no-store"
+        yield (line for line in answer.iter_lines() if line)
+
+
+def told(line: str) -> dict:
+    return json.loads(line.removeprefix("data: "))
 
 
 def test_a_3000_step_run_costs_a_viewer_little_and_every_step_is_kept():
@@ -329,36 +340,168 @@ def test_a_3000_step_run_costs_a_viewer_little_and_every_step_is_kept():
         )  # fmt: skip
 
     hub = Hub(Settings(max_steps=3000), device="cpu", execute=fast)
-    sizes, total = [], 0
-    with watched(hub) as (_, lines):
+    sizes = []
+    with served_page(hub) as (url, _), stream(url) as lines:
         run = None
         for line in lines:
-            total += len(line) + 2
-            if "process_generating" in line:
-                sizes.append(len(line) + 2)
-                if run is None:
-                    run = hub.submit(RunConfig(model="tiny", steps=3000), "x" * 43)
-            if run and run.summary and '\\"end\\"' in line:
+            sizes.append(len(line) + 2)
+            if run is None:
+                run = hub.submit(RunConfig(model="tiny", steps=3000), "x" * 43)
+            if '"end"' in line:
                 break
-    hub.close()
     assert len(sizes) > 8
     assert max(sizes) < 1024
-    assert total < 2_000_000
+    assert sum(sizes) < 2_000_000
     assert [step.step for step in run.record().steps] == list(range(3000))
 
 
-def test_a_page_has_one_stream_and_a_closed_one_frees_its_place():
-    hub = Hub(Settings(), device="cpu", execute=lambda *_, **__: None)
-    with watched(hub) as (page, lines):
-        next(line for line in lines if "process_generating" in line)
-        assert list(page._streams) == ["watcher"]
+def quiet_hub(**settings) -> Hub:
+    return Hub(Settings(**settings), device="cpu", execute=lambda *_, **__: None)
 
-        async def second() -> int:
-            request = SimpleNamespace(session_hash="watcher")
-            return len([part async for part in page.watch("x" * 43, request)])
 
+def test_a_stream_begins_with_everything_and_knows_its_own_page(script):
+    run = script.start(owner="m" * 43)
+    script.step(run, 3)
+    with served_page(script.hub) as (url, _):
+        for owner, mine in (("m" * 43, True), ("o" * 43, False), ("m", False), (None, False)):
+            with stream(url, owner) as lines:
+                first = told(next(lines))
+            assert first["reset"] is True
+            assert [row[0] for row in first["runs"][0]["rows"]] == [0, 1, 2]
+            assert first["status"]["mine"] is mine
+        script.end(run)
+
+
+def test_a_closed_page_frees_its_place_and_a_full_server_says_so():
+    with served_page(quiet_hub(max_pages=2)) as (url, watching):
+        with stream(url) as one, stream(url) as two:
+            next(one), next(two)
+            refused = httpx.get(url + STREAM_PATH, timeout=5)
+            assert refused.status_code == 503
+            assert "As many pages are open" in refused.json()["detail"]
+        wait_closed(watching)
+        with stream(url) as again:
+            assert told(next(again))["reset"]
+
+
+def test_an_idle_stream_beats_and_counts_as_somebody_who_looks(monkeypatch):
+    monkeypatch.setattr(watching_module, "_BEAT_SEC", 0.3)
+    hub = quiet_hub()
+    with served_page(hub) as (url, _):
+        seen = hub._seen
+        with stream(url) as lines:
+            assert told(next(lines))["reset"]
+            assert [next(lines) for _ in range(3)] == [":"] * 3
+        assert hub._seen > seen
+
+
+def test_a_stream_ends_when_the_server_stops():
+    with served_page(quiet_hub()) as (url, _), stream(url) as lines:
+        next(lines)
         with ThreadPoolExecutor(1) as elsewhere:
-            assert elsewhere.submit(asyncio.run, second()).result() == 0  # ends at once
+            rest = elsewhere.submit(list, lines)
+            gr.close_all(verbose=False)
+            rest.result(timeout=5)
+
+
+def test_an_error_in_a_stream_is_logged_and_the_page_may_come_again(script, monkeypatch, caplog):
+    with served_page(script.hub) as (url, watching):
+        with monkeypatch.context() as patch, stream(url) as lines:
+            next(lines)
+            patch.setattr(Feed, "news", lambda self: 1 / 0)
+            script.end(script.start())
+            assert list(lines) == []
+        assert "a page's stream ended" in caplog.text
+        wait_closed(watching)
+        with stream(url) as lines:
+            assert told(next(lines))["reset"]
+        monkeypatch.setattr(watching_module, "sight", lambda hub: 1 / 0)
+        with stream(url) as lines:  # the look for all pages fails: each looks for itself
+            next(lines)
+            script.end(script.start())
+            assert "data" in next(lines)
+        assert "could not be looked at" in caplog.text
+
+
+def test_a_hundred_pages_are_told_the_same(script):
+    """Every page has the whole run, though they share what is computed for them."""
+    run = script.start()
+    with served_page(script.hub) as (url, watching), ThreadPoolExecutor(40) as people:
+
+        def watch() -> list[int]:
+            screen = Screen()
+            with stream(url) as lines:
+                for line in lines:
+                    if line.startswith("data"):
+                        screen.show(line.removeprefix("data: "))
+                    if screen.runs and screen.live is None:
+                        return [row[0] for row in screen.runs[run.id]]
+
+        found = [people.submit(watch) for _ in range(40)]
+        end = time.monotonic() + 15
+        while watching.count < 40:
+            assert time.monotonic() < end
+            time.sleep(0.02)
+        for _ in range(20):
+            script.step(run, 2)
+            time.sleep(0.05)
+        script.end(run)
+        assert [one.result(timeout=20) for one in found] == [list(range(40))] * 40
+
+
+@settings(max_examples=150)
+@given(st.lists(st.sampled_from(["start", "step", "stop", "end", "wait", "turn", "leave", "phase"]),
+                min_size=1, max_size=12))  # fmt: skip
+def test_no_page_has_news_while_the_shared_look_sees_none(moves):
+    """Pages sleep until `sight` changes: what it does not see would be shown late, or never."""
+    script = Script()
+    hub, feeds = script.hub, [Feed(script.hub, owner) for owner in ("me", "you", "")]
+    for feed in feeds:
+        feed.snapshot()
+    before, number = sight(hub), 0
+    for move in moves:
+        run, number = hub.current, number + 1
+        if move == "start" and not run:
+            script.start()
+        elif move == "step" and run:
+            script.step(run)
+        elif move == "stop" and run:
+            run.stop.set()
+        elif move == "end" and run:
+            script.end(run)
+        elif move == "phase" and run:
+            run.progress.phase = "compiling"
+        elif move == "leave" and hub.waiting:
+            hub.waiting.popleft()
+        elif move in ("wait", "turn"):
+            if move == "turn" and hub.waiting:  # the line moves on and is as long as before
+                hub.waiting.popleft()
+            owner, stop = ("you", "me")[number % 2], threading.Event()
+            hub.waiting.append(
+                Run(
+                    id=f"w{number}",
+                    owner=owner,
+                    config=RunConfig(),
+                    device=hub.device_info,
+                    stop=stop,
+                )
+            )
+        now = sight(hub)
+        news = [feed.news() for feed in feeds]
+        assert now != before or not any(news)
+        for feed in feeds:  # up to date
+            while feed.news():
+                pass
+        before = now
+    hub.close()
+
+
+def test_a_page_holds_no_connection_but_its_stream():
+    """A browser opens six to a server; gradio takes a second one for a State or an unload."""
+    hub = quiet_hub()
+    demo = built(lambda: page_module.build_demo(hub))
+    hub.close()
+    assert demo.get_config_file()["connect_heartbeat"] is False
 
 
 # --- the rest of the page

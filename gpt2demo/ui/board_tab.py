@@ -35,6 +35,9 @@ class BoardTab:
     hub: Hub
     whose: gr.Radio
     upload: gr.UploadButton
+    imported: (
+        gr.HTML
+    )  # what became of the last import; apart, so that no news of the board hides it
     note: gr.HTML
     table: gr.Dataframe
 
@@ -46,8 +49,8 @@ class BoardTab:
         text = f"{len(chosen)} of {len(runs)} runs." + (f" {board.note}" if board.note else "")
         return board_table(chosen), said(text)
 
-    def take(self, token: object, whose: object, upload: object) -> tuple[pd.DataFrame, str]:
-        """Import an uploaded export; the upload is gone afterwards."""
+    def take(self, token: object, whose: object, upload: object) -> tuple[pd.DataFrame, str, str]:
+        """Import an uploaded export, which is gone then: table, its note, what became of it."""
         try:
             if not isinstance(upload, str):
                 raise InputError("import", "Choose a file to import.")
@@ -60,8 +63,7 @@ class BoardTab:
             text = str(exc)
         finally:
             forget_upload(upload)
-        table, _ = self.show(token, whose)
-        return table, said(text)
+        return *self.show(token, whose), said(text)
 
 
 def board_tab(hub: Hub) -> BoardTab:
@@ -72,6 +74,7 @@ def board_tab(hub: Hub) -> BoardTab:
         upload = gr.UploadButton(
             "Import an export (JSON)", type="filepath", file_types=[".json"], elem_id="import"
         )
+    imported = gr.HTML(said(""), elem_id="imported", apply_default_css=False)
     note = gr.HTML(said(""), elem_id="board-note", apply_default_css=False)
     empty = board_table([])
     table = gr.Dataframe(
@@ -89,7 +92,7 @@ def board_tab(hub: Hub) -> BoardTab:
         elem_id="board-download",
         apply_default_css=False,
     )
-    return BoardTab(hub=hub, whose=whose, upload=upload, note=note, table=table)
+    return BoardTab(hub=hub, whose=whose, upload=upload, imported=imported, note=note, table=table)
 
 
 def board_table(runs: list[BoardRun]) -> pd.DataFrame:

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 log = logging.getLogger(__name__)
 
-_PRIVATE_IDS: Final = ("pasted", "upload", "import")
+_PRIVATE_IDS: Final = ("pasted", "upload", "import", "live")  # live: the browser's token
 _CLOSE: Final = (b"connection", b"close")
 _OLD_PAGE: Final = "This page is older than the server, or the call lacks values: reload the page."
 _UNFIT: Final = "These values do not fit the page's fields."

@@ -1,13 +1,10 @@
 """What the page does when a button is pressed or a control moves; what it knows lies in the hub."""
 
-import asyncio
 import contextlib
 import logging
-import secrets
-import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
-from typing import Any, Final
+from typing import Any
 
 import gradio as gr
 
@@ -20,13 +17,10 @@ from gpt2demo.ui.compare_tab import race_inputs
 from gpt2demo.ui.controls import config_of, own_upload
 from gpt2demo.ui.device_card import device_card, precision_note
 from gpt2demo.ui.link import LINKED, result_in, settings_in
-from gpt2demo.ui.stream import Feed
 from gpt2demo.ui.uploads import forget_upload
+from gpt2demo.ui.watching import known_owner
 
 log = logging.getLogger(__name__)
-
-_UPDATE_SEC: Final = 0.25
-_BEAT_SEC: Final = 3.0  # an idle stream says so, or a closed tab would never be noticed
 
 
 class Page:
@@ -34,38 +28,14 @@ class Page:
 
     def __init__(self, hub: Hub) -> None:
         self.hub = hub
-        self._streams: dict[str, float] = {}  # session -> when its stream last asked for news
 
-    def owner(self, token: object) -> str:
-        """The browser's own token, made at its first visit."""
-        return token if isinstance(token, str) and len(token) >= 32 else secrets.token_urlsafe(32)
-
-    async def watch(self, token: object, request: gr.Request) -> AsyncIterator[str]:
-        """The live view's messages, for as long as the page is open."""
-        session = request.session_hash or ""
-        if time.monotonic() - self._streams.get(session, -60.0) < 2 * _BEAT_SEC:
-            return  # this page has a stream already
-        feed = Feed(self.hub, self.owner(token))
-        try:
-            text = last = feed.snapshot()
-            beat = time.monotonic()
-            while True:
-                self._streams[session] = time.monotonic()
-                self.hub.seen()
-                if text or time.monotonic() - beat > _BEAT_SEC:
-                    # without news the last message goes out again, of which nothing is sent
-                    last, beat = text or last, time.monotonic()
-                    yield last
-                await asyncio.sleep(_UPDATE_SEC)
-                text = feed.news()
-        finally:
-            self._streams.pop(session, None)
+    def owner(self, token: object) -> tuple[str, str]:
+        """The browser's own token, made at its first visit; for it, and for its live view."""
+        owner = known_owner(token)
+        return owner, owner
 
     def around(self, token: object) -> tuple[Any, Any, str]:
-        """Stop, the table and the device panel; asked for by the live view when they change.
-
-        They are no outputs of the stream: gradio empties a component that a stream passes over.
-        """
+        """Stop, the table and the device panel; asked for by the live view when they change."""
         mine = isinstance(token, str) and bool(self.hub.mine(token))
         table = shown_table([run.record() for run in list(self.hub.finished)])
         return gr.update(interactive=mine), table, self.device_html()
@@ -81,26 +51,26 @@ class Page:
         with refusals():
             config = self._config(values)
             project = PAGE_PROJECT if track is True else None
-            self.hub.submit(config, self.owner(token), project)
+            self.hub.submit(config, known_owner(token), project)
             return self._forget(values)
 
     def find_limit(self, axis: str, token: object, *values: Any) -> Any:
         """Put a search for the largest B or T into the line."""
         with refusals():
-            self.hub.find_limit(self._config(values), axis, self.owner(token))
+            self.hub.find_limit(self._config(values), axis, known_owner(token))
             return self._forget(values)
 
     def compare(self, token: object, *values: Any) -> Any:
         """Put a race of several precisions into the line."""
         with refusals():
             precisions, rounds, settings = race_inputs(values)
-            self.hub.compare(self._config(settings), precisions, rounds, self.owner(token))
+            self.hub.compare(self._config(settings), precisions, rounds, known_owner(token))
             return self._forget(settings)
 
     def climb(self, token: object, *values: Any) -> Any:
         """Put the lesson's staircase into the line."""
         with refusals():
-            self.hub.climb(self._config(values), self.owner(token))
+            self.hub.climb(self._config(values), known_owner(token))
             return self._forget(values)
 
     def _config(self, values: Sequence[Any]) -> RunConfig:
@@ -118,7 +88,7 @@ class Page:
         """Run what should fit in place of the run that ran out of memory."""
         with refusals():
             name = run_id if isinstance(run_id, str) else ""
-            self.hub.run_smaller(name, axis, self.owner(token))
+            self.hub.run_smaller(name, axis, known_owner(token))
 
     def stop(self, token: object) -> None:
         """Stop the visitor's own run."""

@@ -1,14 +1,14 @@
 """The live view: one gr.HTML whose own script draws everything that streams.
 
-The value of the component is one JSON message at a time, made by `message`. The first message of
-every stream is a snapshot (`reset=True`); later ones carry only what is new. The script counts
-messages and rows, and when one is missing (gradio may merge two updates of one moment) it asks
-the server once for a snapshot. `assets/live_chart.js` is the other end of this.
+Its value is the browser's own token, with which the script asks for the page's stream
+(`ui/watching.py`): JSON messages, made by `message`. The first is a snapshot (`reset=True`), and so
+is the first after a lost connection; later ones carry only what is new. `assets/live_chart.js` is
+the other end of this.
 """
 
 import gzip
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -27,42 +27,35 @@ _PLOTLY_JS: Final = Path(plotly.__file__).parent / "package_data" / "plotly.min.
 _TEXTS: Final = {
     "empty": "Press Run: loss, ms per step and tokens per second of every step appear here.",
     "failed": "The chart's script did not load. Reload the page.",
+    "lost": "The connection to the server is lost. This page keeps trying.",
+    "full": "As many pages are open as this server takes. This page keeps trying.",
 }
 
 
+# ours lie below /gradio_api: gradio's Node front passes no other path on to Python
+STREAM_PATH: Final = "/gradio_api/live"
+
+
 def _plotly_path() -> str:
-    # the version in the name lets browsers keep the file for ever; below /gradio_api because
-    # gradio's Node front passes no other path of ours on to Python
+    # the version in the name lets browsers keep the file for ever
     return f"/gradio_api/plotly-{get_plotlyjs_version()}.min.js"
 
 
-def live_view(snapshot: Callable[[gr.Request], str]) -> gr.HTML:
-    """The component with elem_id "live": tiles, legend, chart, status line and log.
-
-    Args:
-        snapshot: called when a page has missed a message; returns what `message` makes of the
-            whole state with `reset=True`. The request has cookies and headers but no
-            session_hash; a status without "mine" leaves the page's own knowledge of it alone.
-    """
-
-    def _snapshot(_data: object, request: gr.Request) -> str:
-        return snapshot(request)
-
-    _snapshot.__name__ = "snapshot"  # what the script calls
+def live_view() -> gr.HTML:
+    """The component with elem_id "live": tiles, legend, chart, status line and log."""
     setup = {
         "figure": charts.base_figure(),
         "palette": charts.PALETTE,
         "dashes": charts.DASHES,
         "symbols": charts.SYMBOLS,
         "texts": _TEXTS,
+        "stream": STREAM_PATH,
     }
     return gr.HTML(
         elem_id="live",
-        # rendered again at every update, and equal every time: the script's nodes stay
         html_template='<div class="live"></div>',
         js_on_load=plot_script("live_chart.js", setup),
         apply_default_css=False,
-        server_functions=[_snapshot],
     )
 
 
@@ -105,12 +98,11 @@ def _short(figures: dict[str, Any]) -> dict[str, Any]:
 
 
 def message(
-    n: int,
     *,
     reset: bool = False,
     runs: Sequence[dict[str, Any]] | None = None,
     start: dict[str, Any] | None = None,
-    rows: tuple[str, int, int, list[list[Any]]] | None = None,
+    rows: tuple[str, list[list[Any]]] | None = None,
     end: tuple[str, str] | None = None,
     drop: Sequence[str] = (),
     status: dict[str, Any] | None = None,
@@ -120,11 +112,10 @@ def message(
     """One message to the script as compact JSON. The script applies the parts in this order.
 
     Args:
-        n: the stream's counter; each message one more than the last.
         reset: a snapshot: everything known is thrown away, `runs` taken instead.
         runs: the runs of a snapshot (`charts.run_curve`), the oldest first.
         start: a run that begins (`charts.run_curve` with no steps).
-        rows: (run id, from, to, `charts.delta_rows`): what steps from..to-1 of the run add.
+        rows: (run id, `charts.delta_rows`): what is new of the run's steps.
         end: (run id, state): the run is over, its curve becomes a thin one.
         drop: ids of curves that are no longer drawn.
         status: the status line: state, text, done, steps, left_s, line, mine, page. When `page`
@@ -137,13 +128,13 @@ def message(
     Raises:
         ValueError: when a figure is NaN or infinite, which JSON cannot hold.
     """
-    parts: dict[str, Any] = {"n": n}
+    parts: dict[str, Any] = {}
     if reset:
         parts |= {"reset": True, "runs": list(runs or []), "tiles": None}
     if start is not None:
         parts["start"] = start
     if rows is not None:
-        parts["run"], parts["from"], parts["to"], parts["rows"] = rows
+        parts["run"], parts["rows"] = rows
     if end is not None:
         parts["end"] = {"id": end[0], "state": end[1]}
     if drop:

@@ -127,7 +127,7 @@ class FailurePanel:
     panel: gr.HTML
     smaller_B: gr.Button
     smaller_T: gr.Button
-    run_id: gr.State
+    run_id: gr.Textbox  # never seen; a gr.State would cost every page a second open connection
 
     def state(self) -> tuple[Any, Any, Any, Any, str]:
         """Updates of box, panel, the two buttons and the run's id."""
@@ -161,7 +161,7 @@ def failure_panel(hub: Hub) -> FailurePanel:
         panel=panel,
         smaller_B=smaller_B,
         smaller_T=smaller_T,
-        run_id=gr.State(""),
+        run_id=gr.Textbox(visible=False),
     )
 
 

@@ -26,8 +26,8 @@ from gpt2demo.ui.precision_tab import precision_tab
 from gpt2demo.ui.present import LINK, head
 from gpt2demo.ui.specs_tab import specs_tab
 from gpt2demo.ui.staircase_tab import staircase_tab
-from gpt2demo.ui.stream import Feed
 from gpt2demo.ui.uploads import sweeping
+from gpt2demo.ui.watching import Watching
 
 _STYLES: Final = (
     *("page.css", "style.css", "memory.css", "fit_map.css"),
@@ -68,7 +68,7 @@ def build_demo(hub: Hub) -> gr.Blocks:
                 failure = failure_panel(hub)
                 with gr.Tabs(elem_id="tabs"):
                     with gr.Tab("Run"):
-                        live = live_view(lambda _request: Feed(hub, "").snapshot())
+                        live = live_view()
                         gr.HTML(
                             "<h2>Finished runs</h2>",
                             elem_classes="heading",
@@ -105,11 +105,8 @@ def build_demo(hub: Hub) -> gr.Blocks:
         of_memory = column.named(MEMORY_FIELDS, budget_gib=memory.budget_gib)
         settings_of_run = column.named(FIELDS, budget_gib=memory.budget_gib)
         forecast = [column.memory_bar, memory.details, memory.fit_map]
-        watched = {"fn": page.watch, "inputs": token, "outputs": live}
         # names of their own, or they would take /stop and its like from the API
-        demo.load(page.owner, token, token, api_name="page_owner", **PRIVATE).then(
-            **watched, api_name="page_load", **PRIVATE
-        )
+        demo.load(page.owner, token, [token, live], api_name="page_owner", **PRIVATE)
         starts = [
             (column.run.click, page.run, "run", [column.track, *settings_of_run]),
             (stairs.climb.click, page.climb, "climb", settings_of_run),
@@ -141,9 +138,7 @@ def build_demo(hub: Hub) -> gr.Blocks:
         for listen, start, name, given in starts:
             # an upload that was read is gone, on the page too
             shown = column.upload if column.upload in given else None
-            listen(start, [token, *given], shown, api_name=f"page_{name}", **PRIVATE).success(
-                **watched, api_name=f"page_watch_{name}", **PRIVATE
-            )
+            listen(start, [token, *given], shown, api_name=f"page_{name}", **PRIVATE)
         live.tick(
             page.around,
             token,
@@ -205,7 +200,7 @@ def build_demo(hub: Hub) -> gr.Blocks:
         board.upload.upload(
             board.take,
             [token, board.whose, board.upload],
-            [board.table, board.note],
+            [board.table, board.note, board.imported],
             api_name="page_import",
             **(AT_ONCE | {"trigger_mode": "multiple"}),  # two files in a row are two imports
         )
@@ -242,11 +237,11 @@ def launch_options(hub: Hub) -> dict[str, Any]:
     mono = ["ui-monospace", "Consolas", "monospace"]
     most = hub.settings.max_text_mib * 2**20
     return {
-        "max_threads": hub.settings.max_pages,  # every open page holds one
+        "max_threads": hub.settings.max_pages,  # a script that streams a run holds one
         "state_session_capacity": hub.settings.max_pages,  # 190 KiB each, kept after it is closed
         "max_file_size": most,
         "app_kwargs": {
-            "routes": [*plotly_route(), *download_routes(hub)],
+            "routes": [*plotly_route(), *Watching(hub).routes(), *download_routes(hub)],
             "lifespan": sweeping,
             # as JSON a text may take several times its bytes
             "middleware": [Middleware(PlainAnswers, max_body_bytes=4 * most + 2**20)],

@@ -32,7 +32,6 @@ class Feed:
     def __init__(self, hub: Hub, owner: str) -> None:
         self._hub = hub
         self._owner = owner
-        self._n = 0
         self._run: Run | None = None  # the one whose rows are being sent
         self._sent = 0  # of its steps
         self._known: set[str] = set()  # runs that were sent to their end
@@ -55,10 +54,8 @@ class Feed:
             steps = self._run.steps[: self._sent]
             curves.append(run_curve(self._run.id, self._run.config, steps, live=True))
         self._status = self.status()
-        self._tiles = self._figures()
-        return message(
-            self._next_n(), reset=True, runs=curves, status=self._status, tiles=self._tiles
-        )
+        self._tiles = self.figures()
+        return message(reset=True, runs=curves, status=self._status, tiles=self._tiles)
 
     def news(self) -> str | None:
         """What is new since the last message, or None."""
@@ -70,27 +67,27 @@ class Feed:
             ended = run.summary  # read before the steps: after it there are no more of them
             count = len(run.steps)
             if count > self._sent and "start" not in parts:  # in the next one: messages stay small
-                rows = delta_rows(run.steps[:count], self._sent)
-                parts["rows"] = (run.id, self._sent, count, rows)
+                parts["rows"] = (run.id, delta_rows(run.steps[:count], self._sent))
                 self._sent = count
             if ended and self._sent == count:
                 parts["end"] = (run.id, ended.state)
                 parts["drop"] = self._finish(run)
-        status, tiles = self.status(), self._figures()
+        status, tiles = self.status(), self.figures()
         if changed := changes(self._status, status):
             parts["status"] = changed
         if changed := changes(self._tiles, tiles):
             parts["tiles"] = changed
         self._status, self._tiles = status, tiles
-        return message(self._next_n(), partial=True, **parts) if parts else None
+        return message(partial=True, **parts) if parts else None
 
     def status(self) -> dict[str, Any]:
         """The status line: what goes on, how far it is, and the viewer's own place in the line."""
         run = self._shown_run()
-        status: dict[str, Any] = {"line": self._line()}
-        if self._owner:  # else the page keeps what it knows of itself
-            status["mine"] = bool(run and run.owner == self._owner)
-            status["page"] = self._page()
+        status: dict[str, Any] = {
+            "line": self._line(),
+            "mine": bool(run and run.owner == self._owner),
+            "page": self._page(),
+        }
         if run is None:
             waits = bool(self._hub.waiting)
             return status | {"state": "waiting" if waits else "idle", "text": "Ready.", "done": 0}
@@ -110,10 +107,6 @@ class Feed:
             "steps": run.config.steps,
             "left_s": left if left is None else round(left, 1),
         }
-
-    def _next_n(self) -> int:
-        self._n += 1
-        return self._n
 
     def _next_run(self) -> Run | None:
         """The oldest run that this page has not seen the end of."""
@@ -153,9 +146,17 @@ class Feed:
         count = len(self._hub.waiting)
         return f"{count} in line" if count else None
 
-    def _figures(self) -> dict[str, Any] | None:
+    def figures(self) -> dict[str, Any] | None:
+        """The headline figures; None before the first run."""
         run = self._shown_run()
-        return None if run is None else _tiles(run, len(run.steps))
+        return None if run is None else _tiles(run, len(run.steps), run.summary is None)
+
+
+def sight(hub: Hub) -> tuple[Any, ...]:
+    """What all news comes from: while it stays equal, no page that is up to date has any."""
+    nobody = Feed(hub, "")
+    line = [(run.id, hub.wait_seconds(run)) for run in list(hub.waiting)]
+    return nobody.status(), nobody.figures(), line
 
 
 def waiting_line(hub: Hub, run: Run) -> str | None:
@@ -193,7 +194,9 @@ def _forecast_bytes(run: Run, count: int) -> int:
     return told.parts.allocated
 
 
-def _tiles(run: Run, count: int) -> dict[str, Any]:
+@functools.lru_cache(maxsize=8)
+def _tiles(run: Run, count: int, going: bool) -> dict[str, Any]:
+    """The headline figures after `count` steps; nobody changes them, all pages share them."""
     measured = _timing(run, count)
     last = run.steps[count - 1] if count else None
     device, config = run.device, run.config
@@ -221,7 +224,7 @@ def _tiles(run: Run, count: int) -> dict[str, Any]:
         "mem_note": mem_note if last else "",
         "mfu": share,
         "mfu_note": mfu_note,
-        "warmup": speed is None and run.summary is None,
+        "warmup": speed is None and going,
     }
 
 

@@ -28,6 +28,7 @@ from server import page
 
 from gpt2demo.config import RunConfig, Settings
 from gpt2demo.hub import Hub
+from gpt2demo.ui.live import STREAM_PATH
 from gpt2demo.ui.page import build_demo, launch_options
 
 FIRST_POINT = """() => {
@@ -63,13 +64,7 @@ def first_point(folder: Path) -> tuple[float, float]:
 
 def watch(url: str, quit_: Event) -> None:
     """Read one page's stream until told to stop."""
-    config = httpx.get(f"{url}/config", timeout=10).json()
-    load = next(d["id"] for d in config["dependencies"] if d["api_name"] == "page_load")
-    session = f"bench{time.monotonic_ns()}"
-    body = {"data": ["b" * 43], "fn_index": load, "session_hash": session}
-    httpx.post(f"{url}/gradio_api/queue/join", json=body, timeout=10).raise_for_status()
-    stream = f"{url}/gradio_api/queue/data?session_hash={session}"
-    with httpx.stream("GET", stream, timeout=60) as answer:
+    with httpx.stream("GET", url + STREAM_PATH, timeout=60) as answer:
         for _ in answer.iter_lines():
             if quit_.is_set():
                 return

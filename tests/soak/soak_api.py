@@ -34,6 +34,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the tests' own helpers
 
 from server import ROOT, Server, page
 
+from gpt2demo.ui.live import STREAM_PATH
+
 SHORT, LONG = 100, 6000  # calls
 VICTIM_SHARE = 0.8  # of the calls, made while the other client's run goes on
 # what a run of these calls may ask for; anything else is refused
@@ -178,9 +180,9 @@ class Caller:
         path = f"{stream}{event}" if stream else f"/gradio_api/queue/data?session_hash={session}"
         self.read(path, what, json.dumps(body), lines)
 
-    def read(self, path: str, what: str, asked: str, lines: int) -> None:
+    def read(self, path: str, what: str, asked: str, lines: int, headers: Any = None) -> None:
         """So many lines of a stream; then hang up."""
-        with self.http.stream("GET", path) as answer:
+        with self.http.stream("GET", path, headers=headers) as answer:
             if answer.status_code != 200:
                 answer.read()
                 self.report.look(what, asked, answer.status_code, answer.text)
@@ -250,7 +252,12 @@ class Caller:
             self.report.look(way, words, told.status_code, "")
             self.seen(way, words, "POST", "/gradio_api/upload", data={"files": words[:40]})
             self.seen(way, words, "POST", "/gradio_api/upload", content=b"x")
+        elif way == "stream":
+            raw = re.sub(rb"[^ -~\x80-\xff]", b"", words.encode("latin-1", errors="replace"))
+            self.read(STREAM_PATH, way, words, 1, headers=[(b"X-Owner", raw.strip())])
+            self.post(STREAM_PATH, value, way)
         elif way == "page":
+            words = words[:5000]  # httpx takes no longer address
             query = {"B": words, "model": words, "on": words, "ms": "1"}
             self.seen(way, json.dumps(query), "GET", "/", params=query)
             self.seen(way, "", "GET", "/gradio_api/info")
@@ -258,7 +265,7 @@ class Caller:
 
 BESIDE = (
     "cancel", "cancel anything", "reset", "no such event", "no such session", "no such endpoint",
-    "no such index", "any body", "no JSON", "component", "file", "upload", "page",
+    "no such index", "any body", "no JSON", "component", "file", "upload", "stream", "page",
 )  # fmt: skip
 
 

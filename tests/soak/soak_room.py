@@ -33,6 +33,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the tests' own helpers
 
 from server import Server, page
 
+from gpt2demo.ui.live import STREAM_PATH
+
 MIB = 2**20
 UPDATE_BYTES = 1024
 GROWTH_MIB = 50
@@ -146,18 +148,19 @@ class Room:
                 if line:
                     yield line
 
-    async def stream(self, session: str) -> AsyncIterator[bytes]:
+    async def stream(self) -> AsyncIterator[bytes]:
         """The lines of a page's stream, read from the bare socket: a hundred cost little."""
-        load = self.known["page_load"]["id"]
-        token = secrets.token_urlsafe(32)
-        body = {"data": [token], "fn_index": load, "session_hash": session}
-        answer = await self.http.post("/gradio_api/queue/join", json=body)
-        answer.raise_for_status()
-        url = httpx.URL(self.server.url)
+        owner, url = secrets.token_urlsafe(32), httpx.URL(self.server.url)
+        async with contextlib.aclosing(
+            self.events("page_owner", [owner], secrets.token_hex(6))
+        ) as lines:
+            async for line in lines:  # what gradio does for a page that is opened
+                if "process_completed" in line:
+                    break
         reader, writer = await asyncio.open_connection(url.host, url.port, limit=4 * MIB)
         try:
-            path = f"/gradio_api/queue/data?session_hash={session}"
-            writer.write(f"GET {path} HTTP/1.1\r\nHost: {url.host}\r\n\r\n".encode())
+            asked = f"GET {STREAM_PATH} HTTP/1.1\r\nHost: {url.host}\r\nX-Owner: {owner}\r\n\r\n"
+            writer.write(asked.encode())
             while line := await reader.readline():
                 yield line
         finally:
@@ -166,13 +169,12 @@ class Room:
     async def watcher(self, stay: bool = False) -> None:
         """One person: watches, reloads, loses the connection, comes again."""
         while True:
-            session = secrets.token_hex(6)
             until = time.monotonic() + (
                 1e9 if stay else self.chance.expovariate(1 / self.form.stay)
             )
             try:
                 async with asyncio.timeout(max(0.05, until - time.monotonic())):
-                    async with contextlib.aclosing(self.stream(session)) as lines:
+                    async with contextlib.aclosing(self.stream()) as lines:
                         await self.look(lines)
                 self.figures.ends["by the server"] += 1
             except TimeoutError:
@@ -184,12 +186,12 @@ class Room:
         """Count what a stream sends."""
         first = True
         async for line in lines:
-            if b"process_generating" not in line:
+            if not line.startswith(b"data: "):
                 continue
             if first:
                 first, self.figures.snapshots = False, self.figures.snapshots + 1
                 continue
-            size = len(line) + 1
+            size = len(line) + 1  # and the empty line
             self.figures.updates += 1
             self.figures.update_bytes += size
             self.figures.largest = max(self.figures.largest, size)
