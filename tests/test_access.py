@@ -54,8 +54,10 @@ def server(tmp_path_factory):
 def visit(browser, server):
     contexts = []
 
-    def new(query: str = ""):
-        contexts.append(browser.new_context(viewport={"width": 1280, "height": 900}))
+    def new(query: str = "", **context):
+        contexts.append(
+            browser.new_context(**({"viewport": {"width": 1280, "height": 900}} | context))
+        )
         opened = contexts[-1].new_page()
         opened.goto(f"{server.url}/?{query}")
         opened.wait_for_selector("#live .live-tile")
@@ -93,6 +95,39 @@ def test_axe_finds_no_serious_fault_on_any_tab(visit, theme):
             for node in fault["nodes"]
         ]
         assert faults == [], tab
+
+
+# what is cut off by a box that hides the rest, and does not scroll
+CUT = """() => [...document.querySelectorAll('#page :is(label, label span, button, p)')]
+  .filter((e) => {
+    const box = e.getBoundingClientRect();
+    if (!box.width || !box.height || e.closest('table, .sr-only, .visually-hidden')) return false;
+    for (let at = e.parentElement; at; at = at.parentElement) {
+      const style = getComputedStyle(at);
+      if (['auto', 'scroll'].includes(style.overflowX)) return false;
+      const hides = ['hidden', 'clip'].includes(style.overflowX);
+      if (hides && box.right > at.getBoundingClientRect().right + 1) return true;
+    }
+    return box.right > innerWidth + 1;
+  }).map((e) => e.outerHTML.slice(0, 120))"""
+
+
+def test_every_tab_is_whole_on_a_phone(visit):
+    phone = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
+    visitor = visit(**phone)
+    visitor.click("#more button")
+    for tab in TABS:
+        button = visitor.get_by_role("tab", name=tab, exact=True)
+        if not button.first.is_visible():
+            visitor.locator(".overflow-menu > button:visible").first.click()
+            button = visitor.locator(".overflow-dropdown button", has_text=tab)
+        button.first.click()
+        for plot in PLOTS.get(tab, ()):
+            visitor.wait_for_selector(f"{plot} .js-plotly-plot .main-svg")
+            bar = visitor.locator(f"{plot} .modebar-container").first
+            assert bar.evaluate("e => getComputedStyle(e).visibility") == "hidden"
+        assert visitor.evaluate("document.documentElement.scrollWidth") == 390, tab
+        assert visitor.evaluate(CUT) == [], tab
 
 
 def focused(visitor) -> list[str]:

@@ -534,3 +534,15 @@ def test_a_cell_that_no_click_told_is_refused_in_words(caplog, told) -> None:
     finally:
         hub.close()
     assert not caplog.records
+
+
+@pytest.mark.parametrize("told", [None, [8.0], "8", {"gib": 8}])
+def test_a_card_that_no_choice_told_is_refused_in_words(caplog, told) -> None:
+    hub = Hub(device="cpu")
+    try:
+        with pytest.raises(gr.Error, match="GiB"):
+            Page(hub).card(told)
+        assert Page(hub).card(8.0) == 8.0
+    finally:
+        hub.close()
+    assert not caplog.records

@@ -96,6 +96,13 @@ class Page:
         if not message.startswith("Stopping"):  # the status line says that already
             gr.Info(message)
 
+    def card(self, gib: object) -> float:
+        """A smaller card was chosen: its GiB, for the budget's field."""
+        with refusals():
+            if not isinstance(gib, int | float):  # a call that no choice made
+                raise InputError("card", "A card is told by its GiB.")
+            return float(gib)
+
     def pick(self, event: gr.EventData) -> tuple[Any, Any]:
         """A cell of the fit map was clicked: its B and T for the sliders."""
         with refusals():

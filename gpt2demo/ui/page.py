@@ -207,7 +207,9 @@ def build_demo(hub: Hub) -> gr.Blocks:
         connect_inside(inside, precision, of_memory, [inside_opened, precision_opened])
         linked = column.named(LINKED, budget_gib=memory.budget_gib)
         demo.load(page.fill, None, [*linked, shared], api_name="page_fill", **AT_ONCE)
-        memory.card.input(float, memory.card, memory.budget_gib, api_name="page_card", **AT_ONCE)
+        memory.card.input(
+            page.card, memory.card, memory.budget_gib, api_name="page_card", **AT_ONCE
+        )
         memory.fit_map.select(
             page.pick, None, [column.B, column.T], api_name="page_pick", **AT_ONCE
         )
