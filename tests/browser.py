@@ -5,6 +5,7 @@ import gc
 import os
 import shutil
 import socket
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,7 +13,8 @@ from typing import Any, TypeVar
 
 import gradio as gr
 import pytest
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import TimeoutError as NotInTimeError
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = [
@@ -47,6 +49,28 @@ def chromium() -> Iterator[Browser]:
             yield browser
         finally:
             browser.close()
+
+
+def open_tab(page: Page, name: str) -> None:
+    """Click the tab's button, or its entry in the menu that a phone folds it into.
+
+    gradio moves the buttons some moments after the window's size has changed: a click that finds
+    its button gone tries again.
+    """
+    end = time.monotonic() + 30
+    tab = page.get_by_role("tab", name=name, exact=True).first
+    while True:
+        try:
+            if tab.is_visible():
+                tab.click(timeout=2000)
+            else:
+                page.locator(".overflow-menu > button:visible").first.click(timeout=2000)
+                entry = page.locator(".overflow-dropdown button", has_text=name)
+                entry.first.click(timeout=2000)
+            return
+        except NotInTimeError:
+            if time.monotonic() > end:
+                raise
 
 
 def free_port() -> int:

@@ -1,5 +1,6 @@
 """What holds for all tests, set before torch is loaded."""
 
+import gc
 import os
 
 # threads that wait give their core away, as in app.py
@@ -10,6 +11,16 @@ from hypothesis import settings
 
 settings.register_profile("gpt2demo", deadline=None)  # a busy machine is no fault of the code's
 settings.load_profile("gpt2demo")
+
+
+def pytest_collection_finish() -> None:
+    """Leave all that the test modules have imported out of later collections.
+
+    Every run collects garbage at its end, which among half a million objects takes as long as a
+    small run itself.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="module")

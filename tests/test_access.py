@@ -6,6 +6,7 @@ import re
 import httpx
 import pytest
 from axe_playwright_python.sync_playwright import Axe
+from browser import open_tab
 from server import Server, page
 
 PLOT = "document.querySelector('#live .live-plot')"
@@ -117,11 +118,7 @@ def test_every_tab_is_whole_on_a_phone(visit):
     visitor = visit(**phone)
     visitor.click("#more button")
     for tab in TABS:
-        button = visitor.get_by_role("tab", name=tab, exact=True)
-        if not button.first.is_visible():
-            visitor.locator(".overflow-menu > button:visible").first.click()
-            button = visitor.locator(".overflow-dropdown button", has_text=tab)
-        button.first.click()
+        open_tab(visitor, tab)
         for plot in PLOTS.get(tab, ()):
             visitor.wait_for_selector(f"{plot} .js-plotly-plot .main-svg")
             bar = visitor.locator(f"{plot} .modebar-container").first

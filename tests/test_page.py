@@ -7,6 +7,7 @@ import re
 import time
 
 import pytest
+from browser import open_tab
 from server import Server, page
 
 PLOT = "document.querySelector('#live .live-plot')"
@@ -511,11 +512,7 @@ def test_a_step_is_inspected_and_both_tabs_show_it(visit, server):
     # somebody else's phone, in the dark, shows the same step at once
     other = visit(viewport={"width": 390, "height": 800}, color_scheme="dark")
     for name, words in (("Inside", "#inside-words"), ("Precision", "#values-words")):
-        tab = other.page.get_by_role("tab", name=name)
-        if not tab.is_visible():
-            other.page.click(".overflow-menu > button")
-            tab = other.page.locator(".overflow-dropdown button", has_text=name)
-        tab.click()
+        open_tab(other.page, name)
         other.page.wait_for_selector(f"{words} .told")
         assert other.eval("document.documentElement.scrollWidth") <= 390
     assert "inspected in" in other.text("#casts-note")

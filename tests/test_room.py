@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from browser import served
+from browser import open_tab, served
 from playwright.sync_api import TimeoutError
 
 from gpt2demo import formats, literals
@@ -86,15 +86,6 @@ def page(browser, url, raced):
     page.wait_for_selector("#live .live-tile")
     yield page
     context.close()
-
-
-def open_tab(page, name):
-    tab = page.get_by_role("tab", name=name, exact=True)
-    if tab.count() and tab.first.is_visible():
-        tab.first.click()
-        return
-    page.click(".overflow-menu > button")  # a phone shows the first tabs only
-    page.locator(".overflow-dropdown button", has_text=name).click()
 
 
 def some_texts(count):

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pandas as pd
 import pytest
-from browser import served
+from browser import open_tab, served
 from playwright.sync_api import Page
 from test_staircase import CONFIG, IDS, NATIVE, NO_COMPILER, climb, record
 
@@ -183,7 +183,7 @@ def test_the_staircase_is_climbed_explained_and_stopped(browser):
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.goto(f"{address}/?__theme=dark")
         page.wait_for_selector("#live .live-tile", timeout=60_000)
-        _open_tab(page)
+        open_tab(page, "Staircase")
         page.click("button#climb")
         _wait(page, "#staircase-said", "The staircase is over.")
         page.wait_for_selector("#staircase .js-plotly-plot")
@@ -216,16 +216,6 @@ def test_the_staircase_is_climbed_explained_and_stopped(browser):
         context.close()
     hub.close()
     assert errors == []
-
-
-def _open_tab(page: Page) -> None:
-    """The tab's button, or its entry in the menu that a phone folds it into."""
-    page.wait_for_selector("[role=tablist] button:visible")
-    tab = page.locator("[role=tab]:visible", has_text="Staircase")
-    if tab.count() == 0:
-        page.locator(".overflow-menu > button:visible").first.click()
-        tab = page.locator(".overflow-dropdown button", has_text="Staircase")
-    tab.first.click()
 
 
 def _wait(page: Page, element: str, text: str) -> None:
