@@ -1,8 +1,8 @@
 // The live view: tiles, legend, three panels, status line and log, drawn from the stream.
 //
 // gradio runs this text once as the body of a function of (element, trigger, props, server, watch);
-// ui/live.py puts `const setup = {...}` (figure, palette, dashes, symbols, texts, stream) and plot.js in
-// front of it.
+// ui/live.py puts `const setup = {...}` (figure, palette, dashes, symbols, texts, stream) and
+// plot.js in front of it.
 // The stream's messages are JSON (ui/live.py describes them). Nothing that came from the server is
 // ever read as HTML: it goes into text nodes, and escaped into plotly's labels.
 

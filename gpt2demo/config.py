@@ -238,7 +238,7 @@ class Settings:
     max_text_mib: int = 16  # largest own text
     max_finished: int = 50  # finished runs kept for the table
     max_board: int = 500  # finished runs kept on the board, over restarts
-    max_pages: int = 200  # threads of the server; every open page holds one
+    max_pages: int = 200  # open at once; and threads, one of which a streaming script holds
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ) -> "Settings":

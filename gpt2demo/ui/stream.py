@@ -149,7 +149,7 @@ class Feed:
     def figures(self) -> dict[str, Any] | None:
         """The headline figures; None before the first run."""
         run = self._shown_run()
-        return None if run is None else _tiles(run, len(run.steps), run.summary is None)
+        return None if run is None else _tiles(run, len(run.steps))
 
 
 def sight(hub: Hub) -> tuple[Any, ...]:
@@ -194,9 +194,7 @@ def _forecast_bytes(run: Run, count: int) -> int:
     return told.parts.allocated
 
 
-@functools.lru_cache(maxsize=8)
-def _tiles(run: Run, count: int, going: bool) -> dict[str, Any]:
-    """The headline figures after `count` steps; nobody changes them, all pages share them."""
+def _tiles(run: Run, count: int) -> dict[str, Any]:
     measured = _timing(run, count)
     last = run.steps[count - 1] if count else None
     device, config = run.device, run.config
@@ -224,7 +222,7 @@ def _tiles(run: Run, count: int, going: bool) -> dict[str, Any]:
         "mem_note": mem_note if last else "",
         "mfu": share,
         "mfu_note": mfu_note,
-        "warmup": speed is None and going,
+        "warmup": speed is None and run.summary is None,
     }
 
 

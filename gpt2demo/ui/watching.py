@@ -72,7 +72,6 @@ class Watching:
         if self._looking is None or self._looking.done():
             self._looking = asyncio.create_task(self._look(app))
         try:
-            self._hub.seen()
             feed = Feed(self._hub, owner)
             text: str | None = feed.snapshot()
             while not app.stop_event.is_set():

@@ -148,15 +148,17 @@ class Room:
                 if line:
                     yield line
 
+    async def finished(self, name: str, values: list[Any]) -> None:
+        """Send an event through the queue, and read its stream to the end."""
+        async with contextlib.aclosing(self.events(name, values, secrets.token_hex(6))) as lines:
+            async for line in lines:
+                if "process_completed" in line:
+                    return
+
     async def stream(self) -> AsyncIterator[bytes]:
         """The lines of a page's stream, read from the bare socket: a hundred cost little."""
         owner, url = secrets.token_urlsafe(32), httpx.URL(self.server.url)
-        async with contextlib.aclosing(
-            self.events("page_owner", [owner], secrets.token_hex(6))
-        ) as lines:
-            async for line in lines:  # what gradio does for a page that is opened
-                if "process_completed" in line:
-                    break
+        await self.finished("page_owner", [owner])  # what gradio does for a page that is opened
         reader, writer = await asyncio.open_connection(url.host, url.port, limit=4 * MIB)
         try:
             asked = f"GET {STREAM_PATH} HTTP/1.1\r\nHost: {url.host}\r\nX-Owner: {owner}\r\n\r\n"
@@ -214,13 +216,7 @@ class Room:
     async def press_run(self, owner: str, **settings: Any) -> None:
         """The click on Run, until it is taken or refused."""
         chosen = {"model": "tiny", "B": 2, "T": 32, "steps": 300} | settings
-        values = self.values("page_run", owner, **chosen)
-        async with contextlib.aclosing(
-            self.events("page_run", values, secrets.token_hex(6))
-        ) as lines:
-            async for line in lines:
-                if "process_completed" in line:
-                    return
+        await self.finished("page_run", self.values("page_run", owner, **chosen))
 
     async def at_once(self, name: str, values: list[Any]) -> None:
         answer = await self.http.post(f"/gradio_api/run/{name}", json={"data": values})
