@@ -123,6 +123,9 @@ def test_every_tab_is_whole_on_a_phone(visit):
             visitor.wait_for_selector(f"{plot} .js-plotly-plot .main-svg")
             bar = visitor.locator(f"{plot} .modebar-container").first
             assert bar.evaluate("e => getComputedStyle(e).visibility") == "hidden"
+            buttons = bar.locator(".modebar, .modebar-btn").all()
+            assert buttons
+            assert not any(button.is_visible() for button in buttons)
         assert visitor.evaluate("document.documentElement.scrollWidth") == 390, tab
         assert visitor.evaluate(CUT) == [], tab
 
