@@ -18,7 +18,8 @@ if on_zero_gpu():
 else:
     spaces = None
 
-from gpt2demo.board import Board, board_folder
+from gpt2demo.board import Board
+from gpt2demo.board_file import board_folder
 from gpt2demo.hub import Hub
 from gpt2demo.lender import Lender
 from gpt2demo.ui.page import build_demo, launch_options

@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from soak import soak_kill
 
 from gpt2demo import board as board_module
-from gpt2demo import board_import
-from gpt2demo.board import FILE_NAME, Board, default_folder
+from gpt2demo import board_file, board_import
+from gpt2demo.board import Board
+from gpt2demo.board_file import FILE_NAME, default_folder
 from gpt2demo.board_import import MAX_IMPORT_CHARS, MAX_IMPORT_STEPS
 from gpt2demo.config import InputError, RunConfig
 from gpt2demo.records import OutOfMemory, RunMemory, RunRecord, RunSummary, StepMetrics, timing
@@ -684,7 +685,7 @@ def test_a_folder_that_vanishes_and_comes_back(tmp_path: Path) -> None:
 def test_a_full_disk_that_is_emptied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = saved(tmp_path)
     board = Board(tmp_path, limit=10)
-    connect = board_module._connect
+    connect = board_file._connect
     pages = path.stat().st_size // 4096
 
     def full(path: Path) -> sqlite3.Connection:
@@ -692,7 +693,7 @@ def test_a_full_disk_that_is_emptied(tmp_path: Path, monkeypatch: pytest.MonkeyP
         db.execute(f"PRAGMA max_page_count = {pages}")
         return db
 
-    monkeypatch.setattr(board_module, "_connect", full)
+    monkeypatch.setattr(board_file, "_connect", full)
     large = dataclasses.replace(made(9), device=DEVICE | {"support": "x" * 20_000})
     board.add(large, "ada")
     assert "the disk is full" in said(board)
@@ -708,7 +709,7 @@ def test_a_full_disk_that_is_emptied(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_process_that_holds_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = saved(tmp_path)
     board = Board(tmp_path, limit=10)
-    monkeypatch.setattr(board_module, "_BUSY_SECONDS", 0.05)
+    monkeypatch.setattr(board_file, "_BUSY_SECONDS", 0.05)
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
         board.add(made(9), "ada")

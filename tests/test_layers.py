@@ -35,7 +35,7 @@ FLOORS: dict[int, tuple[str, ...]] = {
     # runs
     4: (
         *("ending", "runner", "series", "limit", "race", "expectation", "compare", "race_report"),
-        *("staircase", "staircase_report", "board_import", "board"),
+        *("staircase", "staircase_report", "board_import", "board_file", "board"),
         *("inside_words", "inside", "run", "lender", "hub", "zero"),
     ),
     # figures and tables

@@ -18,7 +18,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpt2demo.board import FILE_NAME, Board
+from gpt2demo.board import Board
+from gpt2demo.board_file import FILE_NAME
 from gpt2demo.config import RunConfig
 from gpt2demo.records import RunRecord, RunSummary, StepMetrics, timing
 
