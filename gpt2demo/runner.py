@@ -16,6 +16,7 @@ from gpt2demo.device import DeviceInfo, memory_free_bytes, resolve_device
 from gpt2demo.ending import Failure, failed, interruption, ran_out, run_memory, summed_up
 from gpt2demo.energy import EnergyMeter
 from gpt2demo.fit import FITS, Capacity, advice, capacity_for
+from gpt2demo.garbage import leave_out_the_program
 from gpt2demo.malloc import give_back
 from gpt2demo.memory import CONTEXT_BYTES, MemoryForecast
 from gpt2demo.oom import WillNotFit, is_poison, spill_note
@@ -157,6 +158,7 @@ def measure(
     # Only here, outside the except block, is the exception gone and with it the traceback that
     # pins the model's tensors.
     accelerator.free_memory(device)
+    leave_out_the_program()  # with all that a first run imports
     give_back()
     # where the compiler failed, the run was an ordinary one
     ran = replace(config, compile=progress.compiled) if progress.phase == "training" else config

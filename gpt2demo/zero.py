@@ -22,6 +22,7 @@ from gpt2demo.data import load_tokens
 from gpt2demo.device import DeviceInfo, probe_device
 from gpt2demo.ending import MUST_RESTART, cut_off
 from gpt2demo.flops import flops_per_token
+from gpt2demo.garbage import leave_out_the_program
 from gpt2demo.inside import inspect_step
 from gpt2demo.inspection import Inspection
 from gpt2demo.probe import ProbeResult, probe_rates
@@ -111,7 +112,7 @@ class ZeroGPU:
             progress.phase = "loading the text"
             tokens, notes = load_tokens(config, max_text_bytes)
             progress.notes += notes
-        _import_compiler()
+        _prepare()
         lease = lease_seconds(config, self._most)
         job = Job(config=config, tokens=tokens.numpy().tobytes(), lease_seconds=lease)
         progress.phase = "waiting for a GPU"
@@ -159,6 +160,7 @@ class ZeroGPU:
         Raises:
             InputError: no GPU was lent, or its worker failed.
         """
+        _prepare()
         return self._found(self._probe(tokens))
 
     def inspect(self, config: RunConfig) -> tuple[DeviceInfo, Inspection]:
@@ -167,6 +169,7 @@ class ZeroGPU:
         Raises:
             InputError: no GPU was lent, or its worker failed.
         """
+        _prepare()
         return self._found(self._inspect(config))
 
     def _found(self, rows: Iterator[Any]) -> tuple[DeviceInfo, Any]:
@@ -221,10 +224,14 @@ def lease_seconds(config: RunConfig, most: int = MAX_LEASE_SECONDS) -> int:
     return int(min(max(seconds, _MIN_LEASE_SECONDS), most))
 
 
-def _import_compiler() -> None:
-    """Torch's optimizers import the compiler, a second or more: here, so that no lease pays it."""
+def _prepare() -> None:
+    """What no lease should pay: torch's optimizers import the compiler, a second or more; and a
+    worker that collects would copy all of this process's memory.
+    """
     ensure_cache_folder()
     import torch._dynamo  # noqa: F401
+
+    leave_out_the_program()
 
 
 def _duration(job: Job) -> int:

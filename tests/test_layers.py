@@ -18,7 +18,7 @@ FLOORS: dict[int, tuple[str, ...]] = {
     # settings, records, plain texts: nothing of torch
     0: (
         *("config", "shipped", "ranks", "lesson", "records", "inspection", "malloc", "corpora"),
-        *("json_file", "literals", "formats", "tracking"),
+        *("garbage", "json_file", "literals", "formats", "tracking"),
     ),
     # the model, its data, and the machine
     1: (

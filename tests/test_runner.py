@@ -3,6 +3,8 @@
 import gc
 import logging
 import os
+import subprocess
+import sys
 import tempfile
 import weakref
 from dataclasses import replace
@@ -104,6 +106,43 @@ OUT_OF_MEMORY = [
     ),
     (MemoryError, ""),
 ]
+
+
+COLLECTS = """
+import gc, weakref
+import gpt2demo.ui.page
+from gpt2demo.config import RunConfig
+from gpt2demo.device import probe_device
+from gpt2demo.runner import execute
+
+def run():
+    config = RunConfig(model="tiny", B=1, T=8, steps=2, device="cpu")
+    assert execute(config, probe_device("cpu"), on_step=lambda _: None).state == "finished"
+    return len(gc.get_objects()), gc.get_freeze_count()
+
+class Cycle:
+    pass
+
+print(*run())
+print(*run())
+one = Cycle()
+one.self, gone = one, weakref.ref(one)
+del one
+run()
+print(gone() is None)
+"""
+
+
+def test_a_run_s_end_looks_through_nothing_but_what_runs_have_made():
+    """Among all that a page's process has loaded each run would stop everything for a while."""
+    child = [sys.executable, "-c", COLLECTS]
+    told = subprocess.run(child, capture_output=True, text=True, timeout=120, check=True).stdout
+    first, second, collected = told.splitlines()
+    (_, frozen), (live, still_frozen) = (map(int, line.split()) for line in (first, second))
+    assert frozen > 100_000
+    assert frozen * 0.9 < still_frozen <= frozen  # once: later garbage is still found
+    assert live < 20_000
+    assert collected == "True"
 
 
 @pytest.mark.parametrize("where", ["forward", "backward", "optimizer"])

@@ -171,6 +171,7 @@ def test_a_step_is_inspected_in_the_worker_too(scenes):
     assert seen["worker"] != seen["here"]
     assert min(seen["parts"].values()) > 0
     assert seen["casts"] > 0
+    assert seen["frozen"] > 100_000  # a collection copies nothing of the page's process
     assert seen["then"] == "finished"
 
 

@@ -6,6 +6,7 @@ used it. What is changed here reaches the workers, as they are forks of this pro
 
 import contextlib
 import contextvars
+import gc
 import json
 import os
 import signal
@@ -316,8 +317,9 @@ def probed() -> dict:
 @scene
 def inspected() -> dict:
     def here(config, info, **given) -> Inspection:
+        frozen = gc.get_freeze_count()
         found = inspect_step(config, info, **given)
-        return replace(found, notes=(f"process {os.getpid()}",))
+        return replace(found, notes=(f"process {os.getpid()}", str(frozen)))
 
     room = hub()
     with put(zero, "inspect_step", here):
@@ -329,6 +331,7 @@ def inspected() -> dict:
         "device": room.device_info.type,
         "parts": found.profile.parts,
         "casts": len(found.casts.operations),
+        "frozen": int(found.notes[1]),
         "then": then(room),
     }
 
