@@ -77,6 +77,7 @@ class Board:
         # run: the file takes each id once.
         self._unwritten: dict[int, _Row] = {}
         self._heads: dict[int, RunRecord] = {}  # read once; a run on the board never changes
+        self.imports = 0  # taken since the start
         self._write_problem: str | None = None
         self._read_problem: str | None = None
         if self._file is None:
@@ -170,6 +171,7 @@ class Board:
         rows = [_row(record, owner, imported=True) for record in records]
         known = {row.content for row in self._rows("id, content, '', 0, 0, '', x''")}
         self._add([row for row in rows if row.content not in known])
+        self.imports += 1
         return len(rows)
 
     def close(self) -> None:

@@ -76,6 +76,7 @@ class Hub:
         self.race: Race | None = None
         self.staircase: Staircase | None = None
         self.probed: ProbeResult | None = None
+        self.probes = 0  # that found something
         self.inspection: Inspection | None = None
         self._measuring = False  # in a caller's thread: no run may start
         share_main_arena()
@@ -158,6 +159,7 @@ class Hub:
                 self.probed = probe_rates(
                     self.device_info, tokens, should_stop=lambda: self._closing
                 )
+            self.probes += 1
         return self.probed
 
     def inspect(self, config: RunConfig) -> Inspection:

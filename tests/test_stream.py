@@ -452,8 +452,8 @@ def test_forty_pages_are_told_the_same(script):
 
 
 @settings(max_examples=150)
-@given(st.lists(st.sampled_from(["start", "step", "stop", "end", "wait", "turn", "leave", "phase"]),
-                min_size=1, max_size=12))  # fmt: skip
+@given(st.lists(st.sampled_from(["start", "step", "stop", "end", "wait", "turn", "leave", "phase",
+                                 "probe", "import"]), min_size=1, max_size=12))  # fmt: skip
 def test_no_page_has_news_while_the_shared_look_sees_none(moves):
     """Pages sleep until `sight` changes: what it does not see would be shown late, or never."""
     script = Script()
@@ -475,6 +475,10 @@ def test_no_page_has_news_while_the_shared_look_sees_none(moves):
             run.progress.phase = "compiling"
         elif move == "leave" and hub.waiting:
             hub.waiting.popleft()
+        elif move == "probe":
+            hub.probes += 1
+        elif move == "import":
+            hub.board.imports += 1
         elif move in ("wait", "turn"):
             if move == "turn" and hub.waiting:  # the line moves on and is as long as before
                 hub.waiting.popleft()
@@ -521,9 +525,26 @@ def test_what_shows_a_state_never_misses_the_last_one() -> None:
         for _, event in dependency["targets"]
         if event in ("tick", "change")
     }
-    assert {"page_around", "page_results", "page_race", "page_board", "page_note"} <= shows.keys()
+    assert {"page_around", "page_forecast", "page_race", "page_board", "page_note"} <= shows.keys()
     # "once" drops an event while the answer to the one before is on its way
     assert set(shows.values()) == {"always_last"}
+
+
+def test_each_thing_shown_has_one_event_that_shows_it() -> None:
+    """Of two events the older answer may come last, and stay."""
+    hub = Hub(device="cpu")
+    try:
+        demo = built(lambda: page_module.build_demo(hub))
+    finally:
+        hub.close()
+    shows: dict[str, list[str]] = {}
+    for event in demo.fns.values():
+        for part in event.outputs:
+            # what visitors set themselves is set by what they press
+            if not isinstance(part, (gr.Slider, gr.Number, gr.File)):
+                shows.setdefault(f"{part.elem_id} {part._id}", []).append(event.api_name)
+    assert len(shows) > 30
+    assert {part: events for part, events in shows.items() if len(events) > 1} == {}
 
 
 @pytest.mark.parametrize("told", [None, {}, {"B": 4}, {"B": "x", "T": 8}, {"B": 4, "T": None}])

@@ -49,8 +49,8 @@ class BoardTab:
         text = f"{len(chosen)} of {len(runs)} runs." + (f" {board.note}" if board.note else "")
         return board_table(chosen), said(text)
 
-    def take(self, token: object, whose: object, upload: object) -> tuple[pd.DataFrame, str, str]:
-        """Import an uploaded export, which is gone then: table, its note, what became of it."""
+    def take(self, token: object, upload: object) -> str:
+        """Import an uploaded export, which is gone then: what became of it."""
         try:
             if not isinstance(upload, str):
                 raise InputError("import", "Choose a file to import.")
@@ -63,7 +63,7 @@ class BoardTab:
             text = str(exc)
         finally:
             forget_upload(upload)
-        return *self.show(token, whose), said(text)
+        return said(text)
 
 
 def board_tab(hub: Hub) -> BoardTab:

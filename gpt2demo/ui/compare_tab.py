@@ -1,6 +1,6 @@
 """The Compare tab: several precisions as one race, what to expect, what came out, and why."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from itertools import compress
@@ -48,16 +48,20 @@ class CompareTab:
     table: gr.Dataframe
     verdicts: gr.HTML
     probe: gr.Button
+    probing: gr.HTML  # how this page's own probe goes
     probed: gr.HTML
 
-    def run_probe(self, *values: Any) -> tuple[str, str]:
-        """Measure the device; what was found, and the expectations that follow from it."""
+    def run_probe(self, *values: Any) -> Iterator[str]:
+        """Measure the device, of which all pages hear: that it goes on, then why it could not be,
+        or nothing.
+        """
+        yield said("Probing: this takes about 8 seconds.")
         try:
-            config = step_config(values)
-            self.hub.probe(config.tokens_per_step)
+            self.hub.probe(step_config(values).tokens_per_step)
         except InputError as exc:
-            return said(str(exc)), self.expectations(*values)
-        return self.found(*values), self.expectations(*values)
+            yield said(str(exc))
+        else:
+            yield said("")
 
     def found(self, *values: Any) -> str:
         """The last probe at the controls' settings: rates, and the step that follows from them."""
@@ -123,6 +127,7 @@ def compare_tab(hub: Hub) -> CompareTab:
         rounds = gr.Slider(1, MAX_ROUNDS, 1, step=1, label="Rounds", elem_id="rounds")
         race = gr.Button("Race them", variant="primary", elem_id="race")
     probe = gr.Button("Probe this device (about 8 s)", elem_id="probe")
+    probing = gr.HTML(said(""), elem_id="probing", apply_default_css=False)
     probed = gr.HTML(said(_NOT_PROBED), elem_id="probed", apply_default_css=False)
     expected = gr.HTML(elem_id="expected", apply_default_css=False)
     verdicts = gr.HTML(said(_WAITING), elem_id="verdicts", apply_default_css=False)
@@ -140,6 +145,7 @@ def compare_tab(hub: Hub) -> CompareTab:
         table=table,
         verdicts=verdicts,
         probe=probe,
+        probing=probing,
         probed=probed,
     )
 

@@ -9,7 +9,7 @@ import gradio as gr
 from gpt2demo.charts import enlarged
 from gpt2demo.hub import Hub
 from gpt2demo.inside_figure import values_figure
-from gpt2demo.inside_words import GRADIENTS, cast_words, percent, value_words
+from gpt2demo.inside_words import GRADIENTS, cast_words, headline, percent, value_words
 from gpt2demo.inspection import (
     BF16,
     FP16,
@@ -43,34 +43,43 @@ class CastsAndValues:
 
     hub: Hub
     inspect: gr.Button
-    note: gr.HTML
+    inspecting: gr.HTML  # how this page's own inspection goes
+    headline: gr.HTML
     casts: gr.HTML
     figure: gr.Plot
     words: gr.HTML
 
-    def show(self, request: gr.Request) -> tuple[str, Any, str]:
-        """Casts, figure and words of this server's last inspection."""
+    def show(self, request: gr.Request) -> tuple[str, str, Any, str]:
+        """Headline, casts, figure and words of this server's last inspection."""
         found = self.hub.inspection
         if found is None:
-            return "", gr.update(visible=False), ""
+            return said(_WAITING), "", gr.update(visible=False), ""
+        head = said(headline(found))
         casts = paragraphs(cast_words(found)) + _cast_table(found)
         if not found.values:
-            return casts, gr.update(visible=False), paragraphs(value_words(found))
+            return head, casts, gr.update(visible=False), paragraphs(value_words(found))
         figure = gr.update(visible=True, value=enlarged(values_figure(found), chart_scale(request)))
-        return casts, figure, _value_html(found)
+        return head, casts, figure, _value_html(found)
 
 
 def casts_and_values(hub: Hub) -> CastsAndValues:
     """Build the sections' components in the Blocks that is open."""
     gr.HTML(_CASTS, elem_classes="heading", apply_default_css=False)
     inspect = gr.Button("Inspect one step", variant="primary", elem_id="inspect-casts")
-    note = gr.HTML(said(_WAITING), elem_id="casts-note", apply_default_css=False)
+    inspecting = gr.HTML(said(""), elem_id="inspecting-casts", apply_default_css=False)
+    head = gr.HTML(said(_WAITING), elem_id="casts-headline", apply_default_css=False)
     casts = gr.HTML(elem_id="casts", apply_default_css=False)
     gr.HTML(_VALUES, elem_classes="heading", apply_default_css=False)
     figure = gr.Plot(visible=False, elem_id="values", show_label=False)
     words = gr.HTML(elem_id="values-words", apply_default_css=False)
     return CastsAndValues(
-        hub=hub, inspect=inspect, note=note, casts=casts, figure=figure, words=words
+        hub=hub,
+        inspect=inspect,
+        inspecting=inspecting,
+        headline=head,
+        casts=casts,
+        figure=figure,
+        words=words,
     )
 
 

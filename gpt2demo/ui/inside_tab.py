@@ -1,6 +1,7 @@
 """The Inside tab: where one step's time goes, and why the clock needs a synchronize."""
 
-from collections.abc import Sequence
+import secrets
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any, Final
@@ -15,7 +16,7 @@ from gpt2demo.inside_words import clock_words, headline, shape, time_words
 from gpt2demo.inspection import Inspection
 from gpt2demo.ui.controls import step_config
 from gpt2demo.ui.inside_precision import CastsAndValues
-from gpt2demo.ui.listening import MEASURING, SHOWING
+from gpt2demo.ui.listening import PRIVATE, SHOWING
 from gpt2demo.ui.present import chart_scale
 from gpt2demo.ui.words import paragraphs, said
 
@@ -25,6 +26,7 @@ _INTRO: Final = (
     "for its end.</p>"
 )
 _WAITING: Final = "Inspect one step: where its time goes appears here."
+_INSPECTING: Final = "Inspecting: a few steps, one of them under the profiler."
 _SYNCHRONIZE: Final = "<h2>Why the clock needs a synchronize</h2>"
 _SHOWN_MATMULS: Final = 6
 
@@ -35,36 +37,36 @@ class InsideTab:
 
     hub: Hub
     inspect: gr.Button
-    note: gr.HTML
+    inspecting: gr.HTML  # how this page's own inspection goes
+    seen: gr.Textbox  # never seen itself: another text after each inspection of this page
+    headline: gr.HTML
     figure: gr.Plot
     words: gr.HTML
     both: gr.Checkbox
     clock: gr.HTML
 
-    def run(self, *values: Any) -> tuple[str, str]:
-        """Inspect a step of the controls' settings, `values` as MEMORY_FIELDS; the outcome's
-        sentence, for both tabs that show it.
+    def run(self, *values: Any) -> Iterator[tuple[str, str, Any]]:
+        """Inspect a step of the controls' settings, `values` as MEMORY_FIELDS: for both tabs that
+        it goes on, then why it could not be, or nothing; and what makes them show it.
         """
+        yield said(_INSPECTING), said(_INSPECTING), gr.update()
         try:
-            text = headline(self.hub.inspect(step_config(values)))
+            self.hub.inspect(step_config(values))
         except InputError as exc:
-            text = str(exc)
-        return said(text), said(text)
+            yield said(str(exc)), said(str(exc)), gr.update()
+        else:
+            yield said(""), said(""), secrets.token_hex(4)
 
-    def show(self, both: object, request: gr.Request) -> tuple[Any, str, str]:
-        """Figure, words, and the clock's two readings, of this server's last inspection."""
+    def show(self, request: gr.Request) -> tuple[str, Any, str]:
+        """Headline, figure and words of this server's last inspection."""
         found = self.hub.inspection
         if found is None:
-            return gr.update(visible=False), "", self.clock_html(both)
+            return said(_WAITING), gr.update(visible=False), ""
         if found.profile is None:
-            return gr.update(visible=False), paragraphs(time_words(found)), self.clock_html(both)
-        return (
-            gr.update(
-                visible=True, value=enlarged(parts_figure(found.profile), chart_scale(request))
-            ),
-            _time_html(found),
-            self.clock_html(both),
-        )
+            told = paragraphs(time_words(found))
+            return said(headline(found)), gr.update(visible=False), told
+        figure = enlarged(parts_figure(found.profile), chart_scale(request))
+        return said(headline(found)), gr.update(visible=True, value=figure), _time_html(found)
 
     def clock_html(self, both: object) -> str:
         """The readings where they are asked for, else the true one alone."""
@@ -80,7 +82,9 @@ def inside_tab(hub: Hub) -> InsideTab:
     """Build the tab's components in the Blocks that is open."""
     gr.HTML(_INTRO, elem_classes="tab-intro", apply_default_css=False)
     inspect = gr.Button("Inspect one step", variant="primary", elem_id="inspect")
-    note = gr.HTML(said(_WAITING), elem_id="inside-note", apply_default_css=False)
+    inspecting = gr.HTML(said(""), elem_id="inspecting", apply_default_css=False)
+    seen = gr.Textbox(visible="hidden")
+    head = gr.HTML(said(_WAITING), elem_id="inside-headline", apply_default_css=False)
     figure = gr.Plot(visible=False, elem_id="parts", show_label=False)
     words = gr.HTML(elem_id="inside-words", apply_default_css=False)
     gr.HTML(_SYNCHRONIZE, elem_classes="heading", apply_default_css=False)
@@ -89,7 +93,15 @@ def inside_tab(hub: Hub) -> InsideTab:
     )
     clock = gr.HTML(elem_id="clock", apply_default_css=False)
     return InsideTab(
-        hub=hub, inspect=inspect, note=note, figure=figure, words=words, both=both, clock=clock
+        hub=hub,
+        inspect=inspect,
+        inspecting=inspecting,
+        seen=seen,
+        headline=head,
+        figure=figure,
+        words=words,
+        both=both,
+        clock=clock,
     )
 
 
@@ -107,42 +119,37 @@ def connect_inside(
         settings: the controls' components in the order of MEMORY_FIELDS.
         tabs: both tabs, which show the last inspection when they are opened.
     """
-    inside_out = [inside.figure, inside.words, inside.clock]
-    precision_out = [precision.casts, precision.figure, precision.words]
-
-    def show(both: object, request: gr.Request) -> tuple[Any, ...]:
-        return *inside.show(both, request), *precision.show(request)
-
-    for name, button in (("inspect", inside.inspect), ("inspect_casts", precision.inspect)):
-        button.click(
-            inside.run,
-            list(settings),
-            [inside.note, precision.note],
-            api_name=f"page_{name}",
-            **MEASURING,
-        ).then(
-            show,
-            inside.both,
-            [*inside_out, *precision_out],
-            api_name=f"page_show_{name}",
-            **SHOWING,
-        )
-
-    def opened(both: object, request: gr.Request) -> tuple[Any, ...]:
-        found = inside.hub.inspection
-        note = said(headline(found)) if found else gr.update()
-        return note, note, *show(both, request)
-
     gr.on(
-        [tab.select for tab in tabs],
-        opened,
-        inside.both,
-        [inside.note, precision.note, *inside_out, *precision_out],
+        [inside.inspect.click, precision.inspect.click],
+        inside.run,
+        list(settings),
+        [inside.inspecting, precision.inspecting, inside.seen],
+        api_name="page_inspect",
+        **PRIVATE,
+    )
+
+    def show(request: gr.Request) -> tuple[Any, ...]:
+        return *inside.show(request), *precision.show(request)
+
+    shows = [*(tab.select for tab in tabs), inside.seen.change]
+    gr.on(
+        shows,
+        show,
+        None,
+        [
+            *(inside.headline, inside.figure, inside.words),
+            *(precision.headline, precision.casts, precision.figure, precision.words),
+        ],
         api_name="page_inside",
         **SHOWING,
     )
-    inside.both.change(
-        inside.clock_html, inside.both, inside.clock, api_name="page_clock", **SHOWING
+    gr.on(
+        [*shows, inside.both.change],
+        inside.clock_html,
+        inside.both,
+        inside.clock,
+        api_name="page_clock",
+        **SHOWING,
     )
 
 

@@ -8,8 +8,6 @@ PRIVATE: Final[dict[str, Any]] = {
     "show_progress": "hidden",
     "concurrency_limit": None,
 }
-# a button whose answer takes seconds
-MEASURING: Final[dict[str, Any]] = PRIVATE | {"show_progress": "minimal"}
 # an answer that waits for nothing
 AT_ONCE: Final[dict[str, Any]] = PRIVATE | {"queue": False}
 # What shows a state must show the last one: gradio else drops an event that comes while the answer

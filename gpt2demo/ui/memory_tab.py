@@ -1,6 +1,7 @@
 """The Memory tab: forecast, fit map, smaller cards, the search for the limit, and what failed."""
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from typing import Any, Final
@@ -37,8 +38,14 @@ class MemoryTab:
     find_T: gr.Button
     found: gr.HTML
 
-    def forecast(self, *values: Any) -> tuple[str, str, str]:
-        """The small bar, the tab's words, and the map; `values` in the order of MEMORY_FIELDS."""
+    def show(self, *values: Any) -> tuple[str, str, str, str]:
+        """The small bar, the tab's words, the map, and what a search found; `values` in the order
+        of MEMORY_FIELDS.
+        """
+        search = self.hub.search
+        return *self._forecast(values), _found(search.message if search else "")
+
+    def _forecast(self, values: Sequence[Any]) -> tuple[str, str, str]:
         try:
             config = step_config(values)
         except InputError as exc:  # a field is empty while it is typed
@@ -50,11 +57,6 @@ class MemoryTab:
             self._words(config, capacity),
             self._map(config, capacity),
         )
-
-    def results(self, *values: Any) -> tuple[str, str, str, str]:
-        """What changes when a run starts or ends: `forecast`'s, and the search's words."""
-        search = self.hub.search
-        return *self.forecast(*values), _found(search.message if search else "")
 
     def _words(self, config: RunConfig, capacity: Capacity) -> str:
         device_type = self.hub.device.type

@@ -19,7 +19,7 @@ from gpt2demo.ui.guard import PlainAnswers, guard
 from gpt2demo.ui.handlers import Page
 from gpt2demo.ui.inside_tab import connect_inside, inside_tab
 from gpt2demo.ui.link import LINKED
-from gpt2demo.ui.listening import AT_ONCE, MEASURING, PRIVATE, SHOWING
+from gpt2demo.ui.listening import AT_ONCE, PRIVATE, SHOWING
 from gpt2demo.ui.live import live_view, plotly_route
 from gpt2demo.ui.memory_tab import failure_panel, memory_tab
 from gpt2demo.ui.precision_tab import precision_tab
@@ -104,7 +104,7 @@ def build_demo(hub: Hub) -> gr.Blocks:
                         board = board_tab(hub)
         of_memory = column.named(MEMORY_FIELDS, budget_gib=memory.budget_gib)
         settings_of_run = column.named(FIELDS, budget_gib=memory.budget_gib)
-        forecast = [column.memory_bar, memory.details, memory.fit_map]
+        forecast = [column.memory_bar, memory.details, memory.fit_map, memory.found]
         # names of their own, or they would take /stop and its like from the API
         demo.load(page.owner, token, [token, live], api_name="page_owner", **PRIVATE)
         starts = [
@@ -153,21 +153,14 @@ def build_demo(hub: Hub) -> gr.Blocks:
             api_name="page_failure",
             **SHOWING,
         )
-        live.tick(
-            memory.results,
-            of_memory,
-            [*forecast, memory.found],
-            api_name="page_results",
-            **SHOWING,
-        )
-        changed = [component.change for component in of_memory]
-        for also, handler, shown, name in (
-            (demo.load, memory.forecast, forecast, "forecast"),
-            (demo.load, compare.expectations, compare.expected, "expect"),
-            (live.tick, compare.found, compare.probed, "probed"),
+        # each thing shown has one event that shows it: of two, the older answer may come last
+        for handler, shown, name in (
+            (memory.show, forecast, "forecast"),
+            (compare.expectations, compare.expected, "expect"),
+            (compare.found, compare.probed, "probed"),
         ):
             gr.on(
-                [also, *changed],
+                [live.tick, *(component.change for component in of_memory)],
                 handler,
                 of_memory,
                 shown,
@@ -185,9 +178,9 @@ def build_demo(hub: Hub) -> gr.Blocks:
         compare.probe.click(
             compare.run_probe,
             of_memory,
-            [compare.probed, compare.expected],
+            compare.probing,
             api_name="page_probe",
-            **MEASURING,
+            **PRIVATE,
         )
         gr.on(
             [board_opened.select, board.whose.change, live.tick],
@@ -199,8 +192,8 @@ def build_demo(hub: Hub) -> gr.Blocks:
         )
         board.upload.upload(
             board.take,
-            [token, board.whose, board.upload],
-            [board.table, board.note, board.imported],
+            [token, board.upload],
+            board.imported,
             api_name="page_import",
             **(AT_ONCE | {"trigger_mode": "multiple"}),  # two files in a row are two imports
         )

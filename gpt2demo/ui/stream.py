@@ -131,12 +131,15 @@ class Feed:
         return self._run or current or (self._hub.finished[-1] if self._hub.finished else None)
 
     def _page(self) -> str:
-        """Changes whenever the page around the live view does: Stop, the table, the device."""
+        """Changes whenever the page around the live view does: Stop, the tables, the device, what
+        was probed.
+        """
         hub = self._hub
         stoppable = "s" if hub.mine(self._owner) else ""
         current = hub.current.id if hub.current else ""
         finished = hub.finished[-1].id if hub.finished else ""
-        return f"{current}/{finished}/{stoppable}/{hub.device_info.name or ''}"
+        told = f"{hub.device_info.name or ''}/{hub.probes}/{hub.board.imports}"
+        return f"{current}/{finished}/{stoppable}/{told}"
 
     def _line(self) -> str | None:
         """The viewer's place in the line, or how many wait."""
