@@ -202,11 +202,11 @@ def test_the_arrow_keys_choose_a_cell_of_the_fit_map(visit):
 
 def test_curves_differ_by_dash_and_marker_as_well_as_colour(visit):
     visitor = visit()
+    curves = f"{PLOT}._fullData.filter((d) => d.yaxis === 'y' && d.line && d.x[0] !== null)"
+    visitor.wait_for_function(f"{curves}.length >= 4", polling=50)
     looks = visitor.evaluate(
-        f"{PLOT}._fullData.filter((d) => d.yaxis === 'y' && d.line && d.x[0] !== null)"
-        ".map((d) => [d.line.color, d.line.dash, [].concat(d.marker.symbol).at(-1)])"
+        f"{curves}.map((d) => [d.line.color, d.line.dash, [].concat(d.marker.symbol).at(-1)])"
     )
-    assert len(looks) >= 4
     assert len({json.dumps(look[1:]) for look in looks}) == len(looks)
     assert len({look[0] for look in looks}) >= 4
 
