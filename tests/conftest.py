@@ -2,6 +2,7 @@
 
 import gc
 import os
+import warnings
 
 # threads that wait give their core away, as in app.py
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -13,13 +14,17 @@ settings.register_profile("gpt2demo", deadline=None)  # a busy machine is no fau
 settings.load_profile("gpt2demo")
 
 
-def pytest_collection_finish() -> None:
-    """Leave all that the test modules have imported out of later collections.
+@pytest.fixture(scope="module", autouse=True)
+def _settled() -> None:
+    """Leave all that lives before a file's tests out of the collections that its runs make.
 
-    Every run collects garbage at its end, which among half a million objects takes as long as a
-    small run itself.
+    Every run collects garbage at its end, which among the half million objects that the tests
+    import, and what earlier files have left, takes as long as a small run itself.
     """
-    gc.collect()
+    gc.unfreeze()
+    with warnings.catch_warnings():  # of what another file has dropped
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
     gc.freeze()
 
 
