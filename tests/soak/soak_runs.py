@@ -142,6 +142,18 @@ def counts(folder: str) -> tuple[int, int, int]:
     return process.num_threads(), process.num_fds(), temporary
 
 
+def at_rest(folder: str, before: tuple[int, ...], seconds: float = 5) -> tuple[int, int, int]:
+    """`counts` once they are no more than `before`: the system's threads, OpenMP's among them, end
+    a moment after Python's. Or what they still are after these seconds.
+    """
+    end = time.monotonic() + seconds
+    while True:
+        now = counts(folder)
+        if all(a <= b for a, b in zip(now, before, strict=True)) or time.monotonic() > end:
+            return now
+        time.sleep(0.05)
+
+
 def run(count: int, seed: int = 6, say: Callable[[str], None] = lambda _: None) -> Figures:
     """The whole soak; what it found."""
     figures, chance = Figures(), random.Random(seed)
@@ -164,7 +176,7 @@ def run(count: int, seed: int = 6, say: Callable[[str], None] = lambda _: None) 
                     say(f"{number} runs, {figures.rss_mib[-1]:.0f} MiB")
             room.hub.close()
             gc.collect()
-            figures.after = counts(str(temporary))
+            figures.after = at_rest(str(temporary), figures.before)
             board.close()
             check(figures, board_folder, count)
         finally:
