@@ -242,14 +242,38 @@ function showParts(message) {
   const known = message.partial ? tiles : {}; // partial: only the fields that changed
   if (message.tiles !== undefined) tiles = message.tiles && { ...known, ...message.tiles };
   if (message.status) {
-    const page = said.page;
+    const { page, stop } = said;
     said = { ...(message.partial ? said : {}), ...message.status };
     showStatus();
-    // Stop, the table and the device panel: gradio fetches them
-    if (said.page !== page) trigger("tick");
+    const soon = page === undefined || said.mine || said.stop !== stop;
+    if (said.page !== page || said.stop !== stop) askAround(soon ? 0 : Math.random() * TURN_MS * (said.room || 1));
   }
   showTiles();
 }
+
+// Stop, the tables, the device panel: gradio fetches them at a tick. A room of pages would ask all at
+// once, so those that watch somebody else's run wait, the longer the more of them there are; and those
+// that nobody sees, until they are seen.
+const TURN_MS = 40; // what the server needs for one page, and some time for others
+let asking = 0; // the timer
+let unseen = false; // a tick waits for the page to be seen
+
+function askAround(milliseconds) {
+  if (asking && milliseconds) return; // it comes, and will fetch what is there then
+  clearTimeout(asking);
+  asking = setTimeout(() => {
+    asking = 0;
+    unseen = document.hidden;
+    if (!unseen) trigger("tick");
+  }, milliseconds);
+}
+
+function beSeen() {
+  if (!element.isConnected) document.removeEventListener("visibilitychange", beSeen);
+  else if (unseen && !document.hidden) askAround(0);
+}
+
+document.addEventListener("visibilitychange", beSeen);
 
 function fill(target, value, unit, note) {
   setText(target.value, value);

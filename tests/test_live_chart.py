@@ -89,6 +89,10 @@ class Feed:
         self.label = None
         self.refuse = None  # a status with which the stream is refused
         self.refused = False
+        self.ticks = 0  # how often the rest of the page was asked for
+
+    def tick(self):
+        self.ticks += 1
 
     def curve(self, run_id):
         config, steps, is_live = self.runs[run_id]
@@ -152,6 +156,7 @@ def build(feed):
     with gr.Blocks(analytics_enabled=False) as demo:
         view = live.live_view()
         demo.load(lambda: OWNER, None, view, show_progress="hidden", concurrency_limit=None)
+        view.tick(feed.tick, None, None, queue=False, trigger_mode="always_last")
     return demo
 
 
@@ -607,6 +612,42 @@ def test_status_and_tiles_come_whole_or_as_what_changed(visit, feed):
     assert text_of(page, ".live-sentence") == "Nothing runs."
     assert text_of(page, ".live-tile >> nth=3") == "Peak memory\nunknown\nnot measured on a CPU"
     assert text_of(page, ".live-tile >> nth=0").startswith("Step time\n255 ms/step")
+
+
+@pytest.mark.browser
+def test_a_room_asks_for_the_rest_of_the_page_in_turn(visit, feed):
+    def around(page_id, **status):
+        feed.tell(partial=True, status=feed.status | {"page": page_id} | status)
+
+    def ticked(times):
+        page.wait_for_timeout(50)
+        end = time.monotonic() + 10
+        while feed.ticks < times and time.monotonic() < end:
+            page.wait_for_timeout(50)
+        return feed.ticks
+
+    feed.status = STATUS | {"stop": False, "page": "a", "mine": False, "room": 32}
+    page = visit()
+    assert ticked(1) == 1  # an opened page at once
+    page.evaluate("Math.random = () => 0.9")
+    around("b", mine=False)
+    around("c", mine=False)
+    started = time.monotonic()
+    assert ticked(2) == 2  # somebody else's run: once, and a little later
+    assert time.monotonic() - started > 0.5
+    around("d", mine=False)
+    around("d", mine=False, stop=True)  # what the viewer can stop: at once, and then no more
+    started = time.monotonic()
+    assert ticked(3) == 3
+    assert time.monotonic() - started < 0.8
+    page.wait_for_timeout(1300)
+    assert feed.ticks == 3
+    page.evaluate("Object.defineProperty(document, 'hidden', {value: true, configurable: true})")
+    around("e", mine=True, stop=True)
+    page.wait_for_timeout(500)
+    assert feed.ticks == 3  # nobody sees it
+    page.evaluate("delete document.hidden; document.dispatchEvent(new Event('visibilitychange'))")
+    assert ticked(4) == 4
 
 
 # ---------------------------------------------------------------- plotly.js

@@ -85,7 +85,7 @@ def everything_others_see(server: Server) -> str:
     seen.append(json.dumps(server.post("status")))
     with httpx.stream("GET", server.url + STREAM_PATH, timeout=20) as stream:
         seen.append(next(stream.iter_lines()))
-    for name in ("page_owner", "page_around", "page_forecast", "page_board"):
+    for name in ("page_owner", "page_around", "page_settings", "page_board"):
         seen.append(event(server, name, f"other-{name}", "an-others-token-" + "1" * 30))
     return "\n".join(seen)
 

@@ -100,7 +100,9 @@ class CompareTab:
     def results(self, request: gr.Request) -> tuple[Any, Any, str]:
         """Figure, table and verdicts of the last race; the figure as large as the page's type."""
         race = self.hub.race
-        if race is None or not race.runs_done:
+        if race is None:
+            return None, None, said(_WAITING)  # hidden as they were built: see `listening`
+        if not race.runs_done:
             return gr.update(visible=False), gr.update(visible=False), said(_WAITING)
         results = race.results()
         device = self.hub.device_info

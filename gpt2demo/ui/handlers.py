@@ -1,16 +1,19 @@
 """What the page does when a button is pressed or a control moves; what it knows lies in the hub."""
 
 import contextlib
+import functools
 import logging
 from collections.abc import Iterator, Sequence
 from html import escape
 from typing import Any
 
 import gradio as gr
+import pandas as pd
 
 from gpt2demo.config import InputError, RunConfig
 from gpt2demo.hub import Hub
 from gpt2demo.precision import PRECISION
+from gpt2demo.run import Run
 from gpt2demo.table import shown_table
 from gpt2demo.tracking import PAGE_PROJECT
 from gpt2demo.ui.compare_tab import race_inputs
@@ -37,8 +40,7 @@ class Page:
     def around(self, token: object) -> tuple[Any, Any, str]:
         """Stop, the table and the device panel; asked for by the live view when they change."""
         mine = isinstance(token, str) and bool(self.hub.mine(token))
-        table = shown_table([run.record() for run in list(self.hub.finished)])
-        return gr.update(interactive=mine), table, self.device_html()
+        return gr.update(interactive=mine), _table(tuple(self.hub.finished)), self.device_html()
 
     def device_html(self) -> str:
         """The device panel with the memory that is free now."""
@@ -145,3 +147,9 @@ def refusals() -> Iterator[None]:
             title="Not started",
             print_exception=False,
         ) from None
+
+
+@functools.lru_cache(maxsize=1)
+def _table(runs: tuple[Run, ...]) -> pd.DataFrame:
+    """The finished runs' table: all pages of a room ask for the same one."""
+    return shown_table([run.record() for run in runs])

@@ -1,4 +1,9 @@
-"""How the page's events are listened to: gradio's options, by what an event is for."""
+"""How the page's events are listened to: gradio's options, by what an event is for.
+
+What all pages ask for at once, at a run's start and end, answers with plain values where it can:
+for every `gr.update`, an empty one too, gradio builds the component anew and describes it three
+times over, milliseconds each that a full room waits for.
+"""
 
 from typing import Any, Final
 

@@ -118,9 +118,10 @@ def message(
         rows: (run id, `charts.delta_rows`): what is new of the run's steps.
         end: (run id, state): the run is over, its curve becomes a thin one.
         drop: ids of curves that are no longer drawn.
-        status: the status line: state, text, done, steps, left_s, line, mine, page. When `page`
-            changes the component ticks, so that the rest of the page is fetched. `text` is read
-            aloud when it changes, so it holds no running numbers.
+        status: the status line: state, text, done, steps, left_s, line, mine, page, stop, room.
+            When `page`, or `stop` (the viewer has something to stop), changes, the component
+            ticks, so that the rest of the page is fetched, the later the more pages are open
+            (`room`). `text` is read aloud when it changes, so it holds no running numbers.
         tiles: the headline figures: ms, p25, p75, tps, loss, mem_gib, mem_note, mfu, mfu_note,
             warmup. None = unknown; the note says why. A snapshot without tiles = nothing to show.
         partial: status and tiles hold only `changes`; otherwise each is whole.

@@ -136,7 +136,7 @@ class FailurePanel:
         last = self.hub.finished[-1] if self.hub.finished and not self.hub.current else None
         failed = last.summary.out_of_memory if last and last.summary else None
         if last is None or failed is None or last.series:
-            return gr.update(visible=False), "", gr.update(), gr.update(), ""
+            return gr.update(visible=False), "", "", "", ""  # plain values: see `listening`
 
         def button(axis: str, size: int | None) -> Any:
             return gr.update(visible=bool(size), value=f"Run with {axis}={size} instead")

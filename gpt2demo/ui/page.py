@@ -104,7 +104,6 @@ def build_demo(hub: Hub) -> gr.Blocks:
                         board = board_tab(hub)
         of_memory = column.named(MEMORY_FIELDS, budget_gib=memory.budget_gib)
         settings_of_run = column.named(FIELDS, budget_gib=memory.budget_gib)
-        forecast = [column.memory_bar, memory.details, memory.fit_map, memory.found]
         # names of their own, or they would take /stop and its like from the API
         demo.load(page.owner, token, [token, live], api_name="page_owner", **PRIVATE)
         starts = [
@@ -139,42 +138,43 @@ def build_demo(hub: Hub) -> gr.Blocks:
             # an upload that was read is gone, on the page too
             shown = column.upload if column.upload in given else None
             listen(start, [token, *given], shown, api_name=f"page_{name}", **PRIVATE)
+
+        def around(seen: object, request: gr.Request) -> tuple[Any, ...]:
+            return (
+                *page.around(seen),
+                *failure.state(),
+                *compare.results(request),
+                *stairs.results(request),
+            )
+
+        def at_settings(*values: Any) -> tuple[Any, ...]:
+            return *memory.show(*values), compare.expectations(*values), compare.found(*values)
+
+        # Each thing shown has one event that shows it: of two, the older answer may come last. And
+        # they are few: at every run's start and end a room of pages asks for all of it.
         live.tick(
-            page.around,
+            around,
             token,
-            [column.stop, table, column.device],
+            [
+                *(column.stop, table, column.device),
+                *(failure.box, failure.panel, failure.smaller_B, failure.smaller_T, failure.run_id),
+                *(compare.figure, compare.table, compare.verdicts),
+                *(stairs.said, stairs.figure, stairs.table, stairs.rungs),
+            ],
             api_name="page_around",
             **SHOWING,
         )
-        live.tick(
-            failure.state,
-            None,
-            [failure.box, failure.panel, failure.smaller_B, failure.smaller_T, failure.run_id],
-            api_name="page_failure",
+        gr.on(
+            [live.tick, *(component.change for component in of_memory)],
+            at_settings,
+            of_memory,
+            [
+                *(column.memory_bar, memory.details, memory.fit_map, memory.found),
+                *(compare.expected, compare.probed),
+            ],
+            api_name="page_settings",
             **SHOWING,
         )
-        # each thing shown has one event that shows it: of two, the older answer may come last
-        for handler, shown, name in (
-            (memory.show, forecast, "forecast"),
-            (compare.expectations, compare.expected, "expect"),
-            (compare.found, compare.probed, "probed"),
-        ):
-            gr.on(
-                [live.tick, *(component.change for component in of_memory)],
-                handler,
-                of_memory,
-                shown,
-                api_name=f"page_{name}",
-                **SHOWING,
-            )
-        live.tick(
-            compare.results,
-            None,
-            [compare.figure, compare.table, compare.verdicts],
-            api_name="page_race",
-            **SHOWING,
-        )
-        stairs.show_on(live.tick)
         compare.probe.click(
             compare.run_probe,
             of_memory,

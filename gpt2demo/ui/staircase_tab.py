@@ -1,6 +1,5 @@
 """The Staircase tab: the lesson's ladder on this device, beside the lesson's own figures."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from html import escape
 from typing import Any, Final
@@ -14,7 +13,6 @@ from gpt2demo.lesson import LESSON_RUN, RUNGS
 from gpt2demo.staircase import RungResult
 from gpt2demo.staircase_figure import staircase_figure, staircase_table
 from gpt2demo.staircase_report import rung_notes
-from gpt2demo.ui.listening import SHOWING
 from gpt2demo.ui.present import chart_scale
 from gpt2demo.ui.words import said
 
@@ -49,8 +47,10 @@ class StaircaseTab:
     def results(self, request: gr.Request) -> tuple[str, Any, Any, str]:
         """Message, figure, table and words of the last staircase."""
         staircase = self.hub.staircase
-        going = staircase is not None and self.hub.goes_on(staircase)
-        if staircase is None or not (going or staircase.runs_done):  # or taken out of the line
+        if staircase is None:
+            return said(_WAITING), None, None, ""  # hidden as they were built: see `listening`
+        going = self.hub.goes_on(staircase)
+        if not (going or staircase.runs_done):  # taken out of the line
             return said(_WAITING), gr.update(visible=False), gr.update(visible=False), ""
         ended = staircase.message or "The staircase ended before its last rung."
         results = staircase.results()
@@ -64,16 +64,6 @@ class StaircaseTab:
             gr.update(visible=True, value=staircase_table(results, labels)),
             (f'<p class="lesson">{escape(lesson)}</p>' if some else "")
             + _rungs(results, rung_notes(staircase)),
-        )
-
-    def show_on(self, tick: Callable[..., Any]) -> None:
-        """Show the last staircase at every `tick`."""
-        tick(
-            self.results,
-            None,
-            [self.said, self.figure, self.table, self.rungs],
-            api_name="page_rungs",
-            **SHOWING,
         )
 
 

@@ -5,6 +5,7 @@ A `Feed` looks at the hub, never changes it, and turns what it sees into the liv
 
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -27,11 +28,12 @@ _DOING = {
 
 
 class Feed:
-    """The messages for one page. `owner` decides what "mine" means."""
+    """The messages for one page. `owner` decides what "mine" means; `pages`: how many are open."""
 
-    def __init__(self, hub: Hub, owner: str) -> None:
+    def __init__(self, hub: Hub, owner: str, pages: Callable[[], int] = lambda: 1) -> None:
         self._hub = hub
         self._owner = owner
+        self._pages = pages
         self._run: Run | None = None  # the one whose rows are being sent
         self._sent = 0  # of its steps
         self._known: set[str] = set()  # runs that were sent to their end
@@ -87,6 +89,8 @@ class Feed:
             "line": self._line(),
             "mine": bool(run and run.owner == self._owner),
             "page": self._page(),
+            "stop": bool(self._hub.mine(self._owner)),
+            "room": 1 << (self._pages() - 1).bit_length(),  # a power of two changes seldom
         }
         if run is None:
             waits = bool(self._hub.waiting)
@@ -131,15 +135,14 @@ class Feed:
         return self._run or current or (self._hub.finished[-1] if self._hub.finished else None)
 
     def _page(self) -> str:
-        """Changes whenever the page around the live view does: Stop, the tables, the device, what
-        was probed.
+        """Changes whenever the page around the live view does: the tables, the device, what was
+        probed.
         """
         hub = self._hub
-        stoppable = "s" if hub.mine(self._owner) else ""
         current = hub.current.id if hub.current else ""
         finished = hub.finished[-1].id if hub.finished else ""
         told = f"{hub.device_info.name or ''}/{hub.probes}/{hub.board.imports}"
-        return f"{current}/{finished}/{stoppable}/{told}"
+        return f"{current}/{finished}/{told}"
 
     def _line(self) -> str | None:
         """The viewer's place in the line, or how many wait."""

@@ -72,7 +72,7 @@ class Watching:
         if self._looking is None or self._looking.done():
             self._looking = asyncio.create_task(self._look(app))
         try:
-            feed = Feed(self._hub, owner)
+            feed = Feed(self._hub, owner, lambda: self.count)
             text: str | None = feed.snapshot()
             while not app.stop_event.is_set():
                 if text:

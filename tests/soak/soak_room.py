@@ -1,7 +1,8 @@
 """A full room: `python -m tests.soak.soak_room`.
 
-A hundred people watch one run on a real server, as raw streams: they join, reload, and drop their
-connections at random moments, while visitors press Run and Stop. Then the same run is timed with
+A hundred people watch one run on a real server, as raw streams that ask for the rest of the page
+where a page would: they join, reload, and drop their connections at random moments, while visitors
+press Run and Stop. Then the same run is timed with
 and without them, turn by turn. The watchers share the machine with the server, at a lower priority.
 
 Exit status 1 where a bound was broken: an error in the log, clicks answered within a second (99 of
@@ -40,6 +41,7 @@ UPDATE_BYTES = 1024
 GROWTH_MIB = 50
 SLOWED = 1.05
 CLICK_SECONDS = 1.0
+TURN_SECONDS = 0.04  # times pages: how long one of them may wait, as assets/live_chart.js has it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +51,7 @@ class Form:
     watchers: int = 100
     seconds: float = 600.0
     settled: float = 60.0  # seconds after which memory must not grow
+    arrive: float = 15.0  # seconds within which all of them come
     stay: float = 30.0  # seconds until a watcher reloads or drops, on average
     click_every: float = 2.0
     click_seconds: float = CLICK_SECONDS  # the bound; a busy machine needs patience
@@ -61,6 +64,7 @@ LONG = Form()
 SHORT = Form(
     watchers=25,
     seconds=12.0,
+    arrive=1.0,
     settled=4.0,
     stay=4.0,
     click_every=0.4,
@@ -79,6 +83,7 @@ class Figures:
     update_bytes: int = 0
     largest: int = 0
     snapshots: int = 0
+    ticks: int = 0  # answers to what pages asked for around their charts
     ends: Counter = field(default_factory=Counter)  # how connections ended
     clicks: dict[str, list[float]] = field(default_factory=dict)  # seconds until the answer
     rss_mib: list[tuple[float, float]] = field(default_factory=list)  # (seconds, MiB)
@@ -101,6 +106,7 @@ class Figures:
         lines = [
             f"{self.updates:,} updates of {each:.0f} bytes (largest {self.largest}), "
             f"{self.snapshots} snapshots, connections ended: {dict(self.ends)}",
+            f"{self.ticks:,} answers about the rest of the page",
             f"{len(clicks)} clicks: median {statistics.median(clicks) * 1000:.0f} ms, p99 "
             f"{self.p99() * 1000:.0f} ms",
             f"server's memory: {self.rss_mib[0][1]:.0f} MiB at first, "
@@ -128,6 +134,12 @@ class Room:
         timeout = httpx.Timeout(30, pool=None)
         self.http = httpx.AsyncClient(base_url=server.url, limits=limits, timeout=timeout)
         self.owners = [secrets.token_urlsafe(32) for _ in range(8)]
+        # what a page asks for when its live view ticks
+        self.ticked = [
+            (d["id"], [self.parts.get(part, {}).get("value") for part in d["inputs"]])
+            for d in config["dependencies"]
+            if "tick" in [event for _, event in d["targets"]]
+        ]
 
     def values(self, name: str, token: str, **settings: Any) -> list[Any]:
         """What the page sends with this event."""
@@ -148,17 +160,19 @@ class Room:
                 if line:
                     yield line
 
-    async def finished(self, name: str, values: list[Any]) -> None:
+    async def finished(self, name: str, values: list[Any], session: str = "") -> None:
         """Send an event through the queue, and read its stream to the end."""
-        async with contextlib.aclosing(self.events(name, values, secrets.token_hex(6))) as lines:
+        session = session or secrets.token_hex(6)
+        async with contextlib.aclosing(self.events(name, values, session)) as lines:
             async for line in lines:
                 if "process_completed" in line:
                     return
 
-    async def stream(self) -> AsyncIterator[bytes]:
+    async def stream(self, session: str) -> AsyncIterator[bytes]:
         """The lines of a page's stream, read from the bare socket: a hundred cost little."""
         owner, url = secrets.token_urlsafe(32), httpx.URL(self.server.url)
-        await self.finished("page_owner", [owner])  # what gradio does for a page that is opened
+        # what gradio does for a page that is opened
+        await self.finished("page_owner", [owner], session)
         reader, writer = await asyncio.open_connection(url.host, url.port, limit=4 * MIB)
         try:
             asked = f"GET {STREAM_PATH} HTTP/1.1\r\nHost: {url.host}\r\nX-Owner: {owner}\r\n\r\n"
@@ -170,33 +184,65 @@ class Room:
 
     async def watcher(self, stay: bool = False) -> None:
         """One person: watches, reloads, loses the connection, comes again."""
+        await asyncio.sleep(self.chance.random() * self.form.arrive)
         while True:
             until = time.monotonic() + (
                 1e9 if stay else self.chance.expovariate(1 / self.form.stay)
             )
             try:
                 async with asyncio.timeout(max(0.05, until - time.monotonic())):
-                    async with contextlib.aclosing(self.stream()) as lines:
-                        await self.look(lines)
+                    session = secrets.token_hex(6)
+                    async with contextlib.aclosing(self.stream(session)) as lines:
+                        await self.look(lines, session)
                 self.figures.ends["by the server"] += 1
             except TimeoutError:
                 self.figures.ends["dropped"] += 1
             if self.chance.random() < 0.5:
                 await asyncio.sleep(self.chance.random())
 
-    async def look(self, lines: AsyncIterator[bytes]) -> None:
-        """Count what a stream sends."""
-        first = True
-        async for line in lines:
-            if not line.startswith(b"data: "):
-                continue
-            if first:
-                first, self.figures.snapshots = False, self.figures.snapshots + 1
-                continue
+    async def look(self, lines: AsyncIterator[bytes], session: str) -> None:
+        """Count what a stream sends, and tick as a page does."""
+        first, ticked = True, asyncio.Event()
+        asking = asyncio.create_task(self.ask(ticked, session))
+        try:
+            async for line in lines:
+                if not line.startswith(b"data: "):
+                    continue
+                if b'"page":' in line or b'"stop":' in line:
+                    ticked.set()
+                first = self.count(line, first)
+                if asking.done():
+                    asking.result()
+        finally:
+            asking.cancel()
+
+    async def ask(self, ticked: asyncio.Event, session: str) -> None:
+        """What a page asks for when it is opened, and when something around its chart changes; once
+        more where that changes again meanwhile.
+        """
+        wait = 0.0
+        while True:
+            await ticked.wait()
+            await asyncio.sleep(wait)
+            ticked.clear()
+            wait = self.chance.random() * TURN_SECONDS * self.form.watchers
+            for index, values in self.ticked:
+                body = {"data": values, "fn_index": index, "session_hash": session}
+                answer = await self.http.post("/gradio_api/run/predict", json=body)
+                self.figures.ticks += 1
+                if answer.status_code != 200:
+                    self.figures.faults.append(f"a tick: {answer.status_code} {answer.text[:200]}")
+
+    def count(self, line: bytes, first: bool) -> bool:
+        """Count a message; whether the next one is a stream's first."""
+        if first:
+            self.figures.snapshots += 1
+        else:
             size = len(line) + 1  # and the empty line
             self.figures.updates += 1
             self.figures.update_bytes += size
             self.figures.largest = max(self.figures.largest, size)
+        return False
 
     async def visitor(self) -> None:
         """Presses Run and Stop, and looks at what the page fetches then."""
@@ -262,7 +308,7 @@ class Room:
                         asyncio.create_task(self.watcher(stay=True))
                         for _ in range(self.form.watchers)
                     ]
-                    await asyncio.sleep(3)
+                    await asyncio.sleep(self.form.arrive + 3)
                 found[watched] = await self.timed()
                 await self.send_home(tasks)
                 await asyncio.sleep(3)
