@@ -61,7 +61,7 @@ def test_the_two_commands_are_one_line_each():
     commands = re.findall(r"^python3 -m venv .*$", README, re.MULTILINE)
     assert len(commands) == 2
     assert commands[0].endswith("python app.py")
-    assert commands[1].endswith("python -m pytest")
+    assert commands[1].endswith("python -m pytest -n 2 --dist loadfile")
 
 
 @pytest.mark.parametrize("name", re.findall(r"\]\(([^):#]+)\)", README))
