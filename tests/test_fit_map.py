@@ -5,6 +5,7 @@ import io
 import json
 import queue
 import re
+import time
 from pathlib import Path
 
 import gradio as gr
@@ -16,6 +17,7 @@ from PIL import Image
 from gpt2demo import charts, map_figure
 from gpt2demo.ui import fit_map as ui
 from gpt2demo.ui import live
+from gpt2demo.ui.listening import EACH
 
 # gradio's own statistics of its queue use what pandas 3 deprecates
 pytestmark = pytest.mark.filterwarnings("ignore::pandas.errors.Pandas4Warning")
@@ -187,6 +189,7 @@ class Feed:
 
     def choose(self, event: gr.EventData):
         self.chosen.put((event.B, event.T))
+        time.sleep(0.2)  # the next click comes while the answer is on its way
         return event.B, event.T
 
 
@@ -197,9 +200,8 @@ def build(feed):
             gr.Slider(1, 256, 1, step=1, elem_id="B"),
             gr.Slider(8, 1024, 8, step=8, elem_id="T"),
         ]
-        hidden = {"show_progress": "hidden", "concurrency_limit": None}
-        demo.load(feed.watch, None, view, **hidden)
-        view.select(feed.choose, None, sliders, queue=False, **hidden)
+        demo.load(feed.watch, None, view, show_progress="hidden", concurrency_limit=None)
+        view.select(feed.choose, None, sliders, **EACH)
     return demo
 
 

@@ -519,15 +519,19 @@ def test_what_shows_a_state_never_misses_the_last_one() -> None:
         listeners = built(lambda: page_module.build_demo(hub)).config["dependencies"]
     finally:
         hub.close()
+    modes = {dependency["api_name"]: dependency["trigger_mode"] for dependency in listeners}
     shows = {
         dependency["api_name"]: dependency["trigger_mode"]
         for dependency in listeners
         for _, event in dependency["targets"]
-        if event in ("tick", "change")
+        if event in ("tick", "change", "input")
     }
-    assert {"page_around", "page_settings", "page_board", "page_note"} <= shows.keys()
+    shown = {"page_around", "page_settings", "page_board", "page_note", "page_card"}
+    assert shown <= shows.keys()
     # "once" drops an event while the answer to the one before is on its way
     assert set(shows.values()) == {"always_last"}
+    # these bring data of their own, of which "always_last" would bring the first
+    assert modes["page_pick"] == modes["page_import"] == "multiple"
 
 
 def test_each_thing_shown_has_one_event_that_shows_it() -> None:

@@ -18,3 +18,5 @@ AT_ONCE: Final[dict[str, Any]] = PRIVATE | {"queue": False}
 # What shows a state must show the last one: gradio else drops an event that comes while the answer
 # to the one before is on its way.
 SHOWING: Final[dict[str, Any]] = AT_ONCE | {"trigger_mode": "always_last"}
+# Two in a row are two: of events with data of their own "always_last" would bring the first's.
+EACH: Final[dict[str, Any]] = AT_ONCE | {"trigger_mode": "multiple"}

@@ -19,7 +19,7 @@ from gpt2demo.ui.guard import PlainAnswers, guard
 from gpt2demo.ui.handlers import Page
 from gpt2demo.ui.inside_tab import connect_inside, inside_tab
 from gpt2demo.ui.link import LINKED
-from gpt2demo.ui.listening import AT_ONCE, PRIVATE, SHOWING
+from gpt2demo.ui.listening import AT_ONCE, EACH, PRIVATE, SHOWING
 from gpt2demo.ui.live import live_view, plotly_route
 from gpt2demo.ui.memory_tab import failure_panel, memory_tab
 from gpt2demo.ui.precision_tab import precision_tab
@@ -195,17 +195,15 @@ def build_demo(hub: Hub) -> gr.Blocks:
             [token, board.upload],
             board.imported,
             api_name="page_import",
-            **(AT_ONCE | {"trigger_mode": "multiple"}),  # two files in a row are two imports
+            **EACH,  # two files in a row are two imports
         )
         connect_inside(inside, precision, of_memory, [inside_opened, precision_opened])
         linked = column.named(LINKED, budget_gib=memory.budget_gib)
         demo.load(page.fill, None, [*linked, shared], api_name="page_fill", **AT_ONCE)
         memory.card.input(
-            page.card, memory.card, memory.budget_gib, api_name="page_card", **AT_ONCE
+            page.card, memory.card, memory.budget_gib, api_name="page_card", **SHOWING
         )
-        memory.fit_map.select(
-            page.pick, None, [column.B, column.T], api_name="page_pick", **AT_ONCE
-        )
+        memory.fit_map.select(page.pick, None, [column.B, column.T], api_name="page_pick", **EACH)
         column.stop.click(page.stop, token, None, api_name="page_stop", **AT_ONCE)
         column.precision.change(
             page.note, column.precision, column.note, api_name="page_note", **SHOWING
