@@ -245,8 +245,8 @@ function showParts(message) {
     const { page, stop } = said;
     said = { ...(message.partial ? said : {}), ...message.status };
     showStatus();
-    const soon = page === undefined || said.mine || said.stop !== stop;
-    if (said.page !== page || said.stop !== stop) askAround(soon ? 0 : Math.random() * TURN_MS * (said.room || 1));
+    if (page === undefined || said.stop !== stop) askAround(0);
+    else if (said.page !== page) askAround(said.mine ? 0 : Math.random() * TURN_MS * said.room);
   }
   showTiles();
 }

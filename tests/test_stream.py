@@ -502,11 +502,16 @@ def test_no_page_has_news_while_the_shared_look_sees_none(moves):
     hub.close()
 
 
+def built_page() -> gr.Blocks:
+    """The page over a hub of its own, in which nothing ever runs."""
+    hub = quiet_hub()
+    hub.close()
+    return built(lambda: page_module.build_demo(hub))
+
+
 def test_a_page_holds_no_connection_but_its_stream():
     """A browser opens six to a server; gradio takes a second one for a State or an unload."""
-    hub = quiet_hub()
-    demo = built(lambda: page_module.build_demo(hub))
-    hub.close()
+    demo = built_page()
     assert demo.get_config_file()["connect_heartbeat"] is False
 
 
@@ -514,11 +519,7 @@ def test_a_page_holds_no_connection_but_its_stream():
 
 
 def test_what_shows_a_state_never_misses_the_last_one() -> None:
-    hub = Hub(device="cpu")
-    try:
-        listeners = built(lambda: page_module.build_demo(hub)).config["dependencies"]
-    finally:
-        hub.close()
+    listeners = built_page().config["dependencies"]
     modes = {dependency["api_name"]: dependency["trigger_mode"] for dependency in listeners}
     shows = {
         dependency["api_name"]: dependency["trigger_mode"]
@@ -536,11 +537,7 @@ def test_what_shows_a_state_never_misses_the_last_one() -> None:
 
 def test_each_thing_shown_has_one_event_that_shows_it() -> None:
     """Of two events the older answer may come last, and stay."""
-    hub = Hub(device="cpu")
-    try:
-        demo = built(lambda: page_module.build_demo(hub))
-    finally:
-        hub.close()
+    demo = built_page()
     shows: dict[str, list[str]] = {}
     for event in demo.fns.values():
         for part in event.outputs:
@@ -553,13 +550,8 @@ def test_each_thing_shown_has_one_event_that_shows_it() -> None:
 
 def test_what_a_room_asks_for_at_once_makes_gradio_rebuild_next_to_nothing() -> None:
     """An update costs gradio milliseconds each: the component is built and described anew."""
-    hub = Hub(device="cpu")
-    try:
-        demo = built(lambda: page_module.build_demo(hub))
-        [around] = [event for event in demo.fns.values() if event.api_name == "page_around"]
-        answers = around.fn("a-browsers-own-token-" + "1" * 22, None)
-    finally:
-        hub.close()
+    [around] = [event for event in built_page().fns.values() if event.api_name == "page_around"]
+    answers = around.fn("a-browsers-own-token-" + "1" * 22, None)
     updates = [answer for answer in answers if gr.utils.is_prop_update(answer)]
     assert len(answers) == len(around.outputs) > 10
     assert len(updates) == 2  # Stop, and the box of a run out of memory
