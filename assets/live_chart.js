@@ -254,7 +254,7 @@ function showParts(message) {
 // Stop, the tables, the device panel: gradio fetches them at a tick. A room of pages would ask all at
 // once, so those that watch somebody else's run wait, the longer the more of them there are; and those
 // that nobody sees, until they are seen.
-const TURN_MS = 40; // what the server needs for one page, and some time for others
+const TURN_MS = 60; // what the server needs for one page, and as much for everything else
 let asking = 0; // the timer
 let unseen = false; // a tick waits for the page to be seen
 

@@ -8,7 +8,7 @@ import sqlite3
 import time
 import zlib
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -36,7 +36,8 @@ class BoardRun:
     """One run of the board, as a list shows it."""
 
     id: int  # below 2**52, so that a browser's numbers hold it
-    record: RunRecord  # without its steps: `Board.record` reads them
+    # without its steps: `Board.record` reads them; the run of an id never changes
+    record: RunRecord = field(compare=False)
     mine: bool  # the viewer ran or imported it
     imported: bool
     added: float  # seconds since 1970, when it came onto this board

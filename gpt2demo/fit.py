@@ -1,5 +1,6 @@
 """Will it fit? A forecast against a device's memory: verdict, limits, map and sentences."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
@@ -71,7 +72,9 @@ class Capacity:
 
     def forecast(self, config: RunConfig, sizes: tuple[int, int] | None = None) -> MemoryForecast:
         """The run's forecast on this device, at (B, T) `sizes` in place of its own."""
-        return forecast(
+        if config.text_name == "own":  # forecasts are kept, a text is not
+            config = replace(config, text="own")
+        return _forecast(
             config,
             self.device_type,
             compute_capability=self.compute_capability,
@@ -129,6 +132,10 @@ class Capacity:
             return told.live_bytes, told.live_bytes
         beside = told.peak_bytes - told.live_bytes
         return told.peak_bytes, told.live_bytes * _FRAGMENTATION + beside
+
+
+# a map and its frontiers are 600 forecasts, and every page of a room asks for the same ones
+_forecast = functools.lru_cache(maxsize=2**13)(forecast)
 
 
 def capacity_for(

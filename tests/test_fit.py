@@ -266,6 +266,16 @@ def test_limits_are_those_of_a_plain_search(config, capacity, axis):
     assert told[f"largest_{axis}"] == max(fitting, default=0)
 
 
+def test_forecasts_are_kept_and_a_text_is_not():
+    text = "an own text " * 1000
+    config, count = RunConfig(text=text), sys.getrefcount(text)
+    capacity = card(16)
+    told = capacity.forecast(config)
+    assert capacity.forecast(replace(config, text=text + "!")) is told
+    assert capacity.forecast(replace(config, seed=1, text="own")) == told
+    assert sys.getrefcount(text) == count
+
+
 @given(configs, capacities)
 @example(RunConfig(B=8, T=1024), card(8))
 @example(RunConfig(B=8, T=1024), card(3))

@@ -626,7 +626,7 @@ def test_a_room_asks_for_the_rest_of_the_page_in_turn(visit, feed):
             page.wait_for_timeout(50)
         return feed.ticks
 
-    feed.status = STATUS | {"stop": False, "page": "a", "mine": False, "room": 32}
+    feed.status = STATUS | {"stop": False, "page": "a", "mine": False, "room": 16}
     page = visit()
     assert ticked(1) == 1  # an opened page at once
     page.evaluate("Math.random = () => 0.9")

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from gpt2demo.config import RunConfig, Settings
 from gpt2demo.hub import Hub
-from gpt2demo.records import RunSummary, StepMetrics
+from gpt2demo.records import OutOfMemory, RunSummary, StepMetrics
 from gpt2demo.run import Run
+from gpt2demo.staircase import Staircase
 from gpt2demo.ui import page as page_module
 from gpt2demo.ui import watching as watching_module
 from gpt2demo.ui.handlers import Page
@@ -555,6 +556,47 @@ def test_what_a_room_asks_for_at_once_makes_gradio_rebuild_next_to_nothing() -> 
     updates = [answer for answer in answers if gr.utils.is_prop_update(answer)]
     assert len(answers) == len(around.outputs) > 10
     assert len(updates) == 2  # Stop, and the box of a run out of memory
+
+
+def failed() -> OutOfMemory:
+    return OutOfMemory(
+        step=0, moment="forward", asked_bytes=2**20, parts={}, capacity_bytes=2**30,
+        smaller_B=1, smaller_T=8,
+    )  # fmt: skip
+
+
+def test_a_start_asks_a_room_for_the_page_only_where_it_shows_there(script) -> None:
+    """A hundred pages ask for everything around the chart at each change of `page`."""
+    hub = script.hub
+    hub.memory_free_bytes = lambda: 2**30
+    demo = built(lambda: page_module.build_demo(hub))
+    [around] = [event for event in demo.fns.values() if event.api_name == "page_around"]
+    feed = Feed(hub, "")
+
+    def seen() -> tuple[str, str]:
+        answers = around.fn("", gr.Request())
+        return feed.status()["page"], repr(
+            [getattr(a, "to_json", lambda a=a: a)() for a in answers]
+        )
+
+    def started(series=None) -> tuple[bool, bool]:
+        """Whether a run's start changes the tag, and what is around."""
+        before = seen()
+        run = script.start("another")
+        run.series = series
+        now = seen()
+        script.step(run, 3)
+        script.end(run)
+        assert seen()[0] != now[0]  # an end always shows
+        return now[0] != before[0], now[1] != before[1]
+
+    assert started() == (False, False)
+    last = hub.finished[-1]
+    last.summary = replace(last.summary, state="out of memory", out_of_memory=failed())
+    assert started() == (True, True)
+    config = RunConfig(model="tiny", device="cpu")
+    hub.staircase = staircase = Staircase(config, hub.device_info.support)
+    assert started(staircase) == (True, True)
 
 
 @pytest.mark.parametrize("told", [None, {}, {"B": 4}, {"B": "x", "T": 8}, {"B": 4, "T": None}])

@@ -1,5 +1,6 @@
 """The Board tab: the runs that this server kept, everyone's or one's own, and those of others."""
 
+import functools
 import logging
 from dataclasses import dataclass
 from typing import Final
@@ -35,9 +36,7 @@ class BoardTab:
     hub: Hub
     whose: gr.Radio
     upload: gr.UploadButton
-    imported: (
-        gr.HTML
-    )  # what became of the last import; apart, so that no news of the board hides it
+    imported: gr.HTML  # what became of the last import; apart: no news of the board hides it
     note: gr.HTML
     table: gr.Dataframe
 
@@ -47,7 +46,7 @@ class BoardTab:
         runs = board.runs(token if isinstance(token, str) else None)
         chosen = [run for run in runs if run.mine or whose != "mine"]
         text = f"{len(chosen)} of {len(runs)} runs." + (f" {board.note}" if board.note else "")
-        return board_table(chosen), said(text)
+        return _table(tuple(chosen)), said(text)
 
     def take(self, token: object, upload: object) -> str:
         """Import an uploaded export, which is gone then: what became of it."""
@@ -107,3 +106,9 @@ def board_table(runs: list[BoardRun]) -> pd.DataFrame:
     table.insert(3, "whose", pd.array(whose, "string"))
     table.insert(4, "when (UTC)", pd.array(list(when.strftime("%Y-%m-%d %H:%M")), "string"))
     return table
+
+
+@functools.lru_cache(maxsize=8)
+def _table(runs: tuple[BoardRun, ...]) -> pd.DataFrame:
+    """`board_table`: nearly all pages of a room ask for the same one."""
+    return board_table(list(runs))

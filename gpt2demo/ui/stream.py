@@ -136,13 +136,15 @@ class Feed:
 
     def _page(self) -> str:
         """Changes whenever the page around the live view does: the tables, the device, what was
-        probed.
+        probed. A run's start counts only where it hides a failure, or a series tells of it: at
+        every change a room of pages asks for all of it.
         """
         hub = self._hub
-        current = hub.current.id if hub.current else ""
-        finished = hub.finished[-1].id if hub.finished else ""
+        current, last = hub.current, hub.finished[-1] if hub.finished else None
+        failed = last and last.summary and last.summary.out_of_memory
+        started = current.id if current and (current.series or failed) else ""
         told = f"{hub.device_info.name or ''}/{hub.probes}/{hub.board.imports}"
-        return f"{current}/{finished}/{told}"
+        return f"{started}/{last.id if last else ''}/{told}"
 
     def _line(self) -> str | None:
         """The viewer's place in the line, or how many wait."""

@@ -41,7 +41,7 @@ UPDATE_BYTES = 1024
 GROWTH_MIB = 50
 SLOWED = 1.05
 CLICK_SECONDS = 1.0
-TURN_SECONDS = 0.04  # times pages: how long one of them may wait, as assets/live_chart.js has it
+TURN_SECONDS = 0.06  # times pages: how long one of them may wait, as assets/live_chart.js has it
 
 
 @dataclass(frozen=True, kw_only=True)
