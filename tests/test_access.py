@@ -6,7 +6,7 @@ import re
 import httpx
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from browser import open_tab
+from browser import Person, open_tab
 from server import Server, page
 
 PLOT = "document.querySelector('#live .live-plot')"
@@ -53,21 +53,19 @@ def server(tmp_path_factory):
 
 @pytest.fixture
 def visit(browser, server):
-    contexts = []
+    people = []
 
     def new(query: str = "", **context):
-        contexts.append(
-            browser.new_context(**({"viewport": {"width": 1280, "height": 900}} | context))
-        )
-        opened = contexts[-1].new_page()
+        people.append(Person(browser, **({"viewport": {"width": 1280, "height": 900}} | context)))
+        opened = people[-1].new_page()
         opened.goto(f"{server.url}/?{query}")
         opened.wait_for_selector("#live .live-tile")
         opened.wait_for_function(f"{PLOT}?._fullLayout && {STATE}", polling=100)
         return opened
 
     yield new
-    for context in contexts:
-        context.close()
+    for person in people:
+        person.close()
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

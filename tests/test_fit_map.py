@@ -11,7 +11,7 @@ from pathlib import Path
 import gradio as gr
 import numpy as np
 import pytest
-from browser import served
+from browser import Person, served
 from PIL import Image
 
 from gpt2demo import charts, map_figure
@@ -221,12 +221,12 @@ def url(feed):
 def visit(browser, url, feed):
     """Opens the page; afterwards nothing went wrong in it and it asked no other host."""
     feed.chosen = queue.Queue()
-    pages, hosts, errors = [], set(), []
+    people, hosts, errors = [], set(), []
 
     def go(first, theme="light", width=880, height=900, **context):
         feed.first = first
-        page = browser.new_page(viewport={"width": width, "height": height}, **context)
-        pages.append(page)
+        people.append(Person(browser, viewport={"width": width, "height": height}, **context))
+        page = people[-1].new_page()
         page.on("request", lambda request: hosts.add(request.url.split("/")[2]))
         page.on("pageerror", lambda error: errors.append(error.stack or str(error)))
         page.on("console", lambda said: errors.append(said.text) if said.type == "error" else None)
@@ -237,8 +237,8 @@ def visit(browser, url, feed):
 
     yield go
     feed.end()
-    for page in pages:
-        page.close()
+    for person in people:
+        person.close()
     assert errors == []
     assert hosts <= {url.split("/")[2]}
 

@@ -15,7 +15,7 @@ import numpy as np
 import plotly
 import pytest
 import uvicorn
-from browser import free_port, served
+from browser import Person, free_port, served
 from fastapi import FastAPI
 from starlette.applications import Starlette
 from starlette.responses import Response, StreamingResponse
@@ -180,15 +180,16 @@ def url(feed):
 def visit(browser, url, feed):
     """Opens the page; afterwards nothing went wrong in it and it asked no other host."""
     feed.clear()
-    pages, hosts, errors = [], set(), []
+    people, hosts, errors = [], set(), []
 
     def note(error):
         if not (feed.refused and "Failed to load resource" in error):  # Chromium's own line
             errors.append(error)
 
     def go(address=url, theme="light", width=880, height=760, own_clock=False):
-        page = browser.new_page(viewport={"width": width, "height": height})
-        pages.append(page)
+        size = {"width": width, "height": height}
+        people.append(Person(browser, new=own_clock, viewport=size))  # a clock is a context's
+        page = people[-1].new_page()
         page.on("request", lambda request: hosts.add(request.url.split("/")[2]))
         page.on("pageerror", lambda error: note(error.stack or str(error)))
         page.on("console", lambda said: note(said.text) if said.type == "error" else None)
@@ -201,8 +202,8 @@ def visit(browser, url, feed):
 
     yield go
     feed.end()
-    for page in pages:
-        page.close()
+    for person in people:
+        person.close()
     assert errors == []
     assert hosts <= {url.split("/")[2]}
 

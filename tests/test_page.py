@@ -7,7 +7,7 @@ import re
 import time
 
 import pytest
-from browser import open_tab
+from browser import Person, open_tab
 from server import Server, page
 
 PLOT = "document.querySelector('#live .live-plot')"
@@ -36,15 +36,13 @@ class Visitor:
 
     def __init__(self, browser, server: Server, **context) -> None:
         self.server = server
-        self.context = browser.new_context(
-            **({"viewport": {"width": 1280, "height": 800}} | context)
-        )
+        self.person = Person(browser, **({"viewport": {"width": 1280, "height": 800}} | context))
         self.errors: list[str] = []
         self.elsewhere: list[str] = []
         self.open()
 
     def open(self, query: str = "") -> None:
-        self.page = self.context.new_page()
+        self.page = self.person.new_page()
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
         self.page.on(
             "request",
@@ -99,7 +97,7 @@ class Visitor:
         return text
 
     def close(self) -> None:
-        self.context.close()
+        self.person.close()
         assert self.errors == []
         assert self.elsewhere == []
 

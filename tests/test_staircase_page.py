@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pandas as pd
 import pytest
-from browser import open_tab, served
+from browser import Person, open_tab, served
 from playwright.sync_api import Page
 from test_staircase import CONFIG, IDS, NATIVE, NO_COMPILER, climb, record
 
@@ -178,8 +178,8 @@ def test_the_staircase_is_climbed_explained_and_stopped(browser):
     hub = Hub(Settings(), device="cpu", execute=stage)
     errors: list[str] = []
     with served(build_demo(hub), **launch_options(hub)) as address:
-        context = browser.new_context(viewport={"width": 390, "height": 844}, color_scheme="dark")
-        page = context.new_page()
+        person = Person(browser, viewport={"width": 390, "height": 844}, color_scheme="dark")
+        page = person.new_page()
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.goto(f"{address}/?__theme=dark")
         page.wait_for_selector("#live .live-tile", timeout=60_000)
@@ -213,7 +213,7 @@ def test_the_staircase_is_climbed_explained_and_stopped(browser):
         page.click("button#stop")
         _wait(page, "#staircase-said", "The staircase ended: the rung + SDPA was stopped.")
         assert hub.staircase.results()[3].step_ms_median == MS["bf16"]  # kept; it was not compiled
-        context.close()
+        person.close()
     hub.close()
     assert errors == []
 
