@@ -374,7 +374,7 @@ def test_the_bar_follows_the_controls_and_says_what_to_lower(visit):
     v.press("run")
     v.page.wait_for_selector("#failure .memory")
     assert "GiB are free" in v.text("#failure")  # refused before the first allocation
-    assert "GiB are free" in v.text("#live .live-status")
+    v.wait("document.querySelector('#live .live-status').innerText.includes('GiB are free')")
     v.settings(3)
     v.press("run")
     v.wait(f"{STATE} === 'finished'")
