@@ -20,8 +20,9 @@ from gpt2demo.expectation import (
 )
 from gpt2demo.memory import forecast
 from gpt2demo.race import BASELINE, PrecisionResult
-from gpt2demo.roofline import Rates, matmul_flops, traffic
+from gpt2demo.roofline import Rates
 from gpt2demo.series import MIN_STEPS_FOR_SPREAD
+from gpt2demo.step_counts import matmul_flops, traffic
 from gpt2demo.support import Support
 
 if TYPE_CHECKING:  # device.py imports torch, which this module does without

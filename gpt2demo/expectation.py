@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Final
 from gpt2demo.config import PRECISIONS, RunConfig
 from gpt2demo.peaks import find_gpu, peak_flops
 from gpt2demo.race import BASELINE
-from gpt2demo.roofline import FORMS, SHAPES, Rates, StepForecast, step_forecasts, training_rate
+from gpt2demo.roofline import Rates, StepForecast, step_forecasts, training_rate
+from gpt2demo.step_counts import FORMS, SHAPES
 from gpt2demo.support import Support
 
 if TYPE_CHECKING:  # device.py imports torch, which this module does without

@@ -25,7 +25,8 @@ from gpt2demo.oom import is_out_of_memory
 from gpt2demo.peaks import peak_flops
 from gpt2demo.precision import PRECISION, Precision, autocast, precision_scope
 from gpt2demo.records import jsonable
-from gpt2demo.roofline import CLASSIFIER, FORMS, MLP, SHAPES, Rates, step_forecasts, training_rate
+from gpt2demo.roofline import Rates, step_forecasts, training_rate
+from gpt2demo.step_counts import CLASSIFIER, FORMS, MLP, SHAPES
 
 PROBE_SECONDS: Final = 8.0  # the time a probe gives itself
 

@@ -13,7 +13,8 @@ from gpt2demo.config import PRECISIONS, RunConfig
 from gpt2demo.device import DeviceInfo, probe_device
 from gpt2demo.expectation import expect
 from gpt2demo.race import PrecisionResult
-from gpt2demo.roofline import FORMS, SHAPES, Rates
+from gpt2demo.roofline import Rates
+from gpt2demo.step_counts import FORMS, SHAPES
 
 LESSON = {"B": 16, "T": 1024}
 PAGE = {"B": 4, "T": 1024}

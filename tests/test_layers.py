@@ -27,7 +27,8 @@ FLOORS: dict[int, tuple[str, ...]] = {
     ),
     # what a run will take, and what can go wrong
     2: (
-        *("flops", "memory", "fit", "oom", "tracker", "compiling", "roofline", "probe", "energy"),
+        *("flops", "memory", "fit", "oom", "tracker", "compiling", "energy"),
+        *("step_counts", "roofline", "probe"),
         *("histogram", "casts", "kernel_names", "step_profile"),
     ),
     # the loop

@@ -24,7 +24,8 @@ from gpt2demo.device import probe_device
 from gpt2demo.json_file import strict_json
 from gpt2demo.probe import probe_rates
 from gpt2demo.records import jsonable
-from gpt2demo.roofline import FORMS, SHAPES, step_forecast
+from gpt2demo.roofline import step_forecast
+from gpt2demo.step_counts import FORMS, SHAPES
 from gpt2demo.support import Support
 from gpt2demo.train import train
 

@@ -24,18 +24,8 @@ from gpt2demo.json_file import strict_json
 from gpt2demo.model import GPT
 from gpt2demo.peaks import find_gpu
 from gpt2demo.records import jsonable
-from gpt2demo.roofline import (
-    FORMS,
-    HOST_WORK,
-    PART_NAMES,
-    SHAPES,
-    Rates,
-    matmul_flops,
-    operations,
-    step_forecast,
-    traffic,
-    training_rate,
-)
+from gpt2demo.roofline import HOST_WORK, PART_NAMES, Rates, step_forecast, training_rate
+from gpt2demo.step_counts import FORMS, SHAPES, matmul_flops, operations, traffic
 
 # Products have a rate of their own, so what they read and write is not traffic.
 PRODUCTS = {

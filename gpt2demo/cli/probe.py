@@ -9,7 +9,8 @@ from gpt2demo.cli.options import add_device_option, add_verb, number
 from gpt2demo.cli.output import Interruption, aligned, put_json, say
 from gpt2demo.config import MAX_B, MODELS, RunConfig, default_sizes
 from gpt2demo.json_file import check_json_path
-from gpt2demo.roofline import FORMS, PART_NAMES, SHAPES, StepForecast, step_forecasts
+from gpt2demo.roofline import PART_NAMES, StepForecast, step_forecasts
+from gpt2demo.step_counts import FORMS, SHAPES
 
 if TYPE_CHECKING:
     from gpt2demo.probe import ProbeResult
