@@ -64,17 +64,6 @@ function cellText(row, column) {
 let map = null; // the last message
 let theme = null;
 
-function readTheme() {
-  const style = getComputedStyle(chart);
-  theme = {
-    name: document.body.classList.contains("dark") ? "dark" : "light",
-    text: rgb(style.color),
-    muted: rgb(getComputedStyle(note).color),
-    border: rgb(style.borderTopColor),
-    ground: rgb(style.backgroundColor),
-  };
-}
-
 const narrow = () => plot.clientWidth < 520;
 const lineColour = (line) => (setup.palette[line.precision] || {})[theme.name] || theme.muted;
 
@@ -285,7 +274,7 @@ function receive(text) {
 function draw() {
   frame = 0;
   if (!map) return;
-  if (!theme) readTheme();
+  theme ??= themeOf(chart, note);
   drawLegend();
   if (!Plotly || !plot.clientWidth) return; // drawn when it is there and visible
   const how = isDrawn ? Plotly.react : Plotly.newPlot;

@@ -371,17 +371,6 @@ let isDrawn = false;
 let restUntil = 0;
 let theme = null;
 
-function readTheme() {
-  const style = getComputedStyle(chart);
-  theme = {
-    name: document.body.classList.contains("dark") ? "dark" : "light",
-    text: rgb(style.color),
-    muted: rgb(getComputedStyle(count).color),
-    grid: rgb(style.borderTopColor),
-    ground: rgb(style.backgroundColor),
-  };
-}
-
 const narrow = () => plot.clientWidth < 520;
 const colour = (run) => (setup.palette[run.precision] || {})[theme.name] || theme.muted;
 const shown = () => [...runs.values()].filter((run) => !hidden.has(run.id));
@@ -491,12 +480,12 @@ function layoutNow() {
   layout.paper_bgcolor = layout.plot_bgcolor = "rgba(0,0,0,0)";
   layout.font.color = theme.text;
   layout.font.family = getComputedStyle(element).fontFamily;
-  Object.assign(layout.hoverlabel, { bgcolor: theme.ground, bordercolor: theme.grid });
+  Object.assign(layout.hoverlabel, { bgcolor: theme.ground, bordercolor: theme.border });
   layout.hoverlabel.font.color = theme.text;
   layout.modebar = { bgcolor: "rgba(0,0,0,0)", color: theme.muted, activecolor: theme.text };
   layout.xaxis.spikecolor = theme.muted;
   for (const name of axes) {
-    Object.assign(layout[name], { gridcolor: theme.grid, tickfont: { color: theme.muted } });
+    Object.assign(layout[name], { gridcolor: theme.border, tickfont: { color: theme.muted } });
   }
   for (const a of layout.annotations) {
     a.font = { color: a.name.startsWith("note-") ? theme.muted : theme.text };
@@ -531,7 +520,7 @@ function draw() {
     frame = requestAnimationFrame(draw);
     return;
   }
-  if (!theme) readTheme();
+  theme ??= themeOf(chart, count);
   if (isDrawn && dirty === "rows") extend();
   else {
     const panels = setup.figure.panels;

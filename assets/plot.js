@@ -19,6 +19,18 @@ function rgb(colour) {
   return `rgba(${r},${g},${b},${a / 255})`;
 }
 
+// The page's colours as a chart takes them: `chart` is its box, `quiet` a muted text in it.
+function themeOf(chart, quiet) {
+  const style = getComputedStyle(chart);
+  return {
+    name: document.body.classList.contains("dark") ? "dark" : "light",
+    text: rgb(style.color),
+    muted: rgb(getComputedStyle(quiet).color),
+    border: rgb(style.borderTopColor),
+    ground: rgb(style.backgroundColor),
+  };
+}
+
 // gradio moves the app under a prefix when it runs behind a proxy; config.root knows it
 const appRoot = () => (window.gradio_config && window.gradio_config.root) || "";
 

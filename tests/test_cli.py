@@ -231,7 +231,9 @@ def test_compare_refuses_before_anything_starts(option, said, capsys):
     assert said in capsys.readouterr().err
 
 
-def test_a_race_that_is_interrupted_still_writes_what_was_measured(tmp_path, capsys, monkeypatch):
+@pytest.fixture
+def interrupted_in_the_second(monkeypatch):
+    """Ctrl-C comes when the second run has begun."""
     execute, runs = runner.execute, []
 
     def until_the_second(config, info, **watching):
@@ -241,6 +243,11 @@ def test_a_race_that_is_interrupted_still_writes_what_was_measured(tmp_path, cap
         return execute(config, info, **watching)
 
     monkeypatch.setattr(runner, "execute", until_the_second)
+
+
+def test_a_race_that_is_interrupted_still_writes_what_was_measured(
+    tmp_path, capsys, interrupted_in_the_second
+):
     out = tmp_path / "race.json"
     argv = ["compare", "--precisions", "fp32,bf16", "--model", "tiny", "-B", "1", "-T", "8"]
     assert cli.main([*argv, "--steps", "4", "--device", "cpu", "--json", str(out)]) == 130
@@ -300,17 +307,8 @@ def test_staircase_prints_every_rung_and_what_it_bought(tmp_path, capsys, monkey
 
 
 def test_a_staircase_that_is_interrupted_still_writes_what_was_measured(
-    tmp_path, capsys, monkeypatch
+    tmp_path, capsys, interrupted_in_the_second
 ):
-    execute, runs = runner.execute, []
-
-    def until_the_second(config, info, **watching):
-        runs.append(config)
-        if len(runs) == 2:
-            raise KeyboardInterrupt
-        return execute(config, info, **watching)
-
-    monkeypatch.setattr(runner, "execute", until_the_second)
     out = tmp_path / "stairs.json"
     assert cli.main([*STAIRS, "--steps", "4", "--json", str(out)]) == 130
     states = [rung["state"] for rung in read(out)["rungs"]]
