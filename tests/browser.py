@@ -10,11 +10,11 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import gradio as gr
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 from playwright.sync_api import TimeoutError as NotInTimeError
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -63,11 +63,14 @@ class Person:
     options that only a new context takes (a phone's touch), has a context without a profile.
     """
 
+    _taken: ClassVar[set[BrowserContext]] = set()
+
     def __init__(self, browser: Browser, *, new: bool = False, **options: Any) -> None:
         profile = browser.contexts[0]
         plain = not new and options.keys() <= {"viewport", "color_scheme"}
-        self._options = options if plain and len(profile.pages) == 1 else None
+        self._options = options if plain and profile not in Person._taken else None
         self.context = browser.new_context(**options) if self._options is None else profile
+        Person._taken.add(self.context)
 
     def new_page(self) -> Page:
         """A page of this person's."""
@@ -79,6 +82,7 @@ class Person:
 
     def close(self) -> None:
         """Close this person's pages; nothing of them is left."""
+        Person._taken.discard(self.context)
         if self._options is None:
             self.context.close()
             return

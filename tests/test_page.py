@@ -119,6 +119,24 @@ def visit(browser, server):
     server.wait_idle()
 
 
+def test_each_person_has_a_storage_of_their_own(browser, server):
+    def owner(person: Person) -> str:
+        page = person.new_page()
+        page.goto(server.url)
+        kept = page.wait_for_function("localStorage.getItem('gpt2demo-owner')", polling=100)
+        return kept.json_value()
+
+    first, second = Person(browser), Person(browser)  # at once
+    owners = {owner(first), owner(second)}
+    first.close()
+    second.close()
+    third = Person(browser)  # in the first one's place
+    assert third.context is first.context
+    owners.add(owner(third))
+    third.close()
+    assert len(owners) == 3
+
+
 def test_the_first_screen_holds_everything_without_scrolling(visit):
     visitor = visit()
     for element in CONTROLS:
