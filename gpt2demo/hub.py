@@ -294,6 +294,14 @@ class Hub:
             return self.device_info.memory_free_bytes
         return memory_free_bytes(self.device)
 
+    def failure(self) -> Run | None:
+        """The last run where it ran out of memory, on its own, and nothing runs after it: what
+        pages explain.
+        """
+        last = self.finished[-1] if self.finished and not self.current else None
+        failed = last and not last.series and last.summary and last.summary.out_of_memory
+        return last if failed else None
+
     def place(self, run: Run) -> int | None:
         """The run's place in the line, the running one being 1; None when it waits no more."""
         with self._lock:

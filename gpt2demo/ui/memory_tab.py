@@ -133,9 +133,9 @@ class FailurePanel:
 
     def state(self) -> tuple[Any, Any, Any, Any, str]:
         """Updates of box, panel, the two buttons and the run's id."""
-        last = self.hub.finished[-1] if self.hub.finished and not self.hub.current else None
-        failed = last.summary.out_of_memory if last and last.summary else None
-        if last is None or failed is None or last.series:
+        run = self.hub.failure()
+        failed = run.summary.out_of_memory if run and run.summary else None
+        if run is None or failed is None:
             return gr.update(visible=False), "", "", "", ""  # plain values: see `listening`
 
         def button(axis: str, size: int | None) -> Any:
@@ -143,10 +143,10 @@ class FailurePanel:
 
         return (
             gr.update(visible=True),
-            out_of_memory_panel(last.record()),
+            out_of_memory_panel(run.record()),
             button("B", failed.smaller_B),
             button("T", failed.smaller_T),
-            last.id,
+            run.id,
         )
 
 

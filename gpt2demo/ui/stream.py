@@ -140,11 +140,14 @@ class Feed:
         every change a room of pages asks for all of it.
         """
         hub = self._hub
-        current, last = hub.current, hub.finished[-1] if hub.finished else None
-        failed = last and last.summary and last.summary.out_of_memory
-        started = current.id if current and (current.series or failed) else ""
-        told = f"{hub.device_info.name or ''}/{hub.probes}/{hub.board.imports}"
-        return f"{started}/{last.id if last else ''}/{told}"
+        current, failed = hub.current, hub.failure()
+        shown = (
+            failed.id if failed else "",
+            current.id if current and current.series else "",
+            hub.finished[-1].id if hub.finished else "",
+            *(hub.device_info.name or "", hub.probes, hub.board.imports),
+        )
+        return "/".join(map(str, shown))
 
     def _line(self) -> str | None:
         """The viewer's place in the line, or how many wait."""
