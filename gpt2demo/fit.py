@@ -57,6 +57,9 @@ MAP_B: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 MAP_T: Final = (8, 16, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024)
 T_STEP: Final = 8  # lengths are proposed in these steps
 
+# a map and its frontiers are 600 forecasts, and every page of a room asks for the same ones
+_forecast = functools.lru_cache(maxsize=2**13)(forecast)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Capacity:
@@ -132,10 +135,6 @@ class Capacity:
             return told.live_bytes, told.live_bytes
         beside = told.peak_bytes - told.live_bytes
         return told.peak_bytes, told.live_bytes * _FRAGMENTATION + beside
-
-
-# a map and its frontiers are 600 forecasts, and every page of a room asks for the same ones
-_forecast = functools.lru_cache(maxsize=2**13)(forecast)
 
 
 def capacity_for(

@@ -68,22 +68,24 @@ class Person:
     def __init__(self, browser: Browser, *, new: bool = False, **options: Any) -> None:
         profile = browser.contexts[0]
         plain = not new and options.keys() <= {"viewport", "color_scheme"}
-        self._options = options if plain and profile not in Person._taken else None
-        self.context = browser.new_context(**options) if self._options is None else profile
+        self._at_home = plain and profile not in Person._taken
+        self._options = options
+        self.context = profile if self._at_home else browser.new_context(**options)
         Person._taken.add(self.context)
 
     def new_page(self) -> Page:
         """A page of this person's."""
         page = self.context.new_page()
-        if self._options:
-            page.set_viewport_size(self._options["viewport"])
+        if self._at_home:
+            if size := self._options.get("viewport"):
+                page.set_viewport_size(size)
             page.emulate_media(color_scheme=self._options.get("color_scheme", "light"))
         return page
 
     def close(self) -> None:
         """Close this person's pages; nothing of them is left."""
         Person._taken.discard(self.context)
-        if self._options is None:
+        if not self._at_home:
             self.context.close()
             return
         first, *pages = self.context.pages  # the first is empty, and keeps the browser open

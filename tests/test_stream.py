@@ -558,13 +558,6 @@ def test_what_a_room_asks_for_at_once_makes_gradio_rebuild_next_to_nothing() -> 
     assert len(updates) == 2  # Stop, and the box of a run out of memory
 
 
-def failed() -> OutOfMemory:
-    return OutOfMemory(
-        step=0, moment="forward", asked_bytes=2**20, parts={}, capacity_bytes=2**30,
-        smaller_B=1, smaller_T=8,
-    )  # fmt: skip
-
-
 def test_a_start_asks_a_room_for_the_page_only_where_it_shows_there(script) -> None:
     """A hundred pages ask for everything around the chart at each change of `page`."""
     hub = script.hub
@@ -591,8 +584,12 @@ def test_a_start_asks_a_room_for_the_page_only_where_it_shows_there(script) -> N
         return now[0] != before[0], now[1] != before[1]
 
     assert started() == (False, False)
+    failed = OutOfMemory(
+        step=0, moment="forward", asked_bytes=2**20, parts={}, capacity_bytes=2**30,
+        smaller_B=1, smaller_T=8,
+    )  # fmt: skip
     last = hub.finished[-1]
-    last.summary = replace(last.summary, state="out of memory", out_of_memory=failed())
+    last.summary = replace(last.summary, state="out of memory", out_of_memory=failed)
     assert started() == (True, True)
     config = RunConfig(model="tiny", device="cpu")
     hub.staircase = staircase = Staircase(config, hub.device_info.support)

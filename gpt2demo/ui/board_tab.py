@@ -46,7 +46,7 @@ class BoardTab:
         runs = board.runs(token if isinstance(token, str) else None)
         chosen = [run for run in runs if run.mine or whose != "mine"]
         text = f"{len(chosen)} of {len(runs)} runs." + (f" {board.note}" if board.note else "")
-        return _table(tuple(chosen)), said(text)
+        return board_table(tuple(chosen)), said(text)
 
     def take(self, token: object, upload: object) -> str:
         """Import an uploaded export, which is gone then: what became of it."""
@@ -75,7 +75,7 @@ def board_tab(hub: Hub) -> BoardTab:
         )
     imported = gr.HTML(said(""), elem_id="imported", apply_default_css=False)
     note = gr.HTML(said(""), elem_id="board-note", apply_default_css=False)
-    empty = board_table([])
+    empty = board_table(())
     table = gr.Dataframe(
         empty,
         datatype=["markdown" if name == "link" else "str" for name in empty.columns],
@@ -94,7 +94,8 @@ def board_tab(hub: Hub) -> BoardTab:
     return BoardTab(hub=hub, whose=whose, upload=upload, imported=imported, note=note, table=table)
 
 
-def board_table(runs: list[BoardRun]) -> pd.DataFrame:
+@functools.lru_cache(maxsize=8)  # nearly all pages of a room ask for the same one
+def board_table(runs: tuple[BoardRun, ...]) -> pd.DataFrame:
     """One row a run, newest first: when, whose, its link, and the figures of the runs' table."""
     records = [run.record for run in reversed(runs)]  # shown_table turns them again
     table = shown_table(records).reset_index(drop=True)
@@ -106,9 +107,3 @@ def board_table(runs: list[BoardRun]) -> pd.DataFrame:
     table.insert(3, "whose", pd.array(whose, "string"))
     table.insert(4, "when (UTC)", pd.array(list(when.strftime("%Y-%m-%d %H:%M")), "string"))
     return table
-
-
-@functools.lru_cache(maxsize=8)
-def _table(runs: tuple[BoardRun, ...]) -> pd.DataFrame:
-    """`board_table`: nearly all pages of a room ask for the same one."""
-    return board_table(list(runs))

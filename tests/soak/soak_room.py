@@ -16,6 +16,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import secrets
 import statistics
 import sys
@@ -34,6 +35,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the tests' own helpers
 
 from server import Server, page
 
+from gpt2demo.shipped import asset
 from gpt2demo.ui.live import STREAM_PATH
 
 MIB = 2**20
@@ -41,7 +43,9 @@ UPDATE_BYTES = 1024
 GROWTH_MIB = 50
 SLOWED = 1.05
 CLICK_SECONDS = 1.0
-TURN_SECONDS = 0.06  # times pages: how long one of them may wait, as assets/live_chart.js has it
+_SCRIPT = asset("live_chart.js").read_text(encoding="utf-8")
+# times pages: how long one of them may wait
+TURN_SECONDS = int(re.search(r"TURN_MS = (\d+)", _SCRIPT)[1]) / 1000
 
 
 @dataclass(frozen=True, kw_only=True)
