@@ -324,11 +324,11 @@ class Hub:
             runs = [*([self.current] if self.current else []), *self.waiting]
         return [run for run in runs if run.owner == owner]
 
-    def goes_on(self, series: Series) -> bool:
-        """Whether a run of the series runs or waits."""
+    def run_of(self, series: Series) -> Run | None:
+        """The run of the series that runs or waits; None when the series has ended."""
         with self._lock:
             runs = [*([self.current] if self.current else []), *self.waiting]
-        return any(run.series is series for run in runs)
+        return next((run for run in runs if run.series is series), None)
 
     def find(self, run_id: str) -> Run | None:
         """The run of this id, ended or not."""

@@ -120,8 +120,19 @@ def test_a_second_run_waits_in_line_and_is_told_so(client, server):
         assert "run_id" in next(told)
         assert next(told)["line"].startswith("2nd in line, about ")
         assert server.post("status")["waiting"] == 1
-        server.post("stop", token)
-        assert waiting.result(timeout=30)["summary"]["state"] == "finished"
+        with connected(server) as third, connected(server) as fourth:
+            race = iter(third.submit(api_name="/compare", **TINY, precisions="fp32", rounds=1))
+            climb = iter(fourth.submit(api_name="/staircase", **TINY))
+            assert "stop_token" in next(race)
+            assert next(race)["line"].startswith("3rd in line, ")
+            climbers = next(climb)["stop_token"]
+            assert next(climb)["line"].startswith("4th in line, ")
+            server.post("stop", climbers)  # out of the line
+            server.post("stop", token)
+            assert waiting.result(timeout=30)["summary"]["state"] == "finished"
+            *lines, result = race
+            assert all("line" in told for told in lines)
+            assert result["message"].startswith("The race is over.")
 
 
 def test_a_client_that_drops_leaves_a_run_that_ends_soon(server):

@@ -379,7 +379,7 @@ def test_the_hub_runs_the_rungs_one_after_the_other():
     assert {config.text for config in stage.started} == {staircase.config.text} == {"own"}
     assert [run.series for run in hub.finished] == [staircase] * 7
     assert staircase.message.startswith("The staircase is over. fp32: 100.0 ms")
-    assert not hub.goes_on(staircase)
+    assert hub.run_of(staircase) is None
     assert by_id(staircase)["tf32"].mark == "no effect"  # on any CPU but one with amx_fp16
     with pytest.raises(InputError, match="from 1 to 500 on this page"):
         hub.climb(replace(CONFIG, steps=501), "me")
@@ -395,7 +395,7 @@ def test_only_its_owner_stops_it_and_the_line_goes_on():
     hub = Hub(Settings(), device="cpu", execute=stage)
     staircase = hub.climb(CONFIG, "me")
     assert stage.there.wait(20)
-    assert hub.goes_on(staircase)
+    assert hub.run_of(staircase) is hub.current
     with pytest.raises(InputError, match="go on already"):
         hub.climb(CONFIG, "me")
     hub.submit(replace(CONFIG, B=1), "other")

@@ -195,9 +195,9 @@ def add_api(hub: Hub) -> None:
     ) -> AsyncIterator[dict]:
         """Race several precisions and stream what is known after every run; the last dict is whole.
 
-        The first dict is {"stop_token"}. Then {"config", "device", "rounds", "message", "results",
-        "expected", "verdicts"}: the last three by precision; "message" is empty until the race is
-        over.
+        The first dict is {"stop_token"}; while the race waits, {"line"} as of /train. Then
+        {"config", "device", "rounds", "message", "results", "expected", "verdicts"}: the last three
+        by precision; "message" is empty until the race is over.
 
         Args:
             precisions: ids of fp32, tf32, bf16, fp16, fp64 with commas between.
@@ -243,8 +243,9 @@ def add_api(hub: Hub) -> None:
         """Run the lesson's ladder and stream what is known after every rung; the last dict is
         whole.
 
-        The first dict is {"stop_token"}. Then {"config", "device", "message", "lesson", "rungs"}:
-        a dict a rung, from fp32 to fused AdamW; "message" is empty until the staircase is over.
+        The first dict is {"stop_token"}; while the staircase waits, {"line"} as of /train. Then
+        {"config", "device", "message", "lesson", "rungs"}: a dict a rung, from fp32 to fused AdamW;
+        "message" is empty until the staircase is over.
 
         Args:
             model: gpt2, gpt2-medium, gpt2-large, gpt2-xl or tiny.
@@ -346,14 +347,20 @@ async def _reports(
     owner: str,
     report: Callable[[DeviceInfo, _Measured], dict[str, Any]],
 ) -> AsyncIterator[dict[str, Any]]:
-    """How to stop the series, then what is known of it after every run, and the whole."""
+    """How to stop the series, its place in the line, then what is known of it after every run, and
+    the whole.
+    """
     yield {"stop_token": owner}
-    told = 0
-    while not series.message and hub.goes_on(series):
+    told, place = 0, None
+    while not series.message and (run := hub.run_of(series)):
         hub.seen()
         if series.runs_done > told:
             told = series.runs_done
             yield report(hub.device_info, series)
+        elif (line := waiting_line(hub, run)) != place:
+            place = line
+            if line:
+                yield {"line": line}
         await asyncio.sleep(_POLL_SEC)
     yield report(hub.device_info, series)
 

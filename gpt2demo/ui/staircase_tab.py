@@ -49,7 +49,7 @@ class StaircaseTab:
         staircase = self.hub.staircase
         if staircase is None:
             return said(_WAITING), None, None, ""  # hidden as they were built: see `listening`
-        going = self.hub.goes_on(staircase)
+        going = self.hub.run_of(staircase)
         if not (going or staircase.runs_done):  # taken out of the line
             return said(_WAITING), gr.update(visible=False), gr.update(visible=False), ""
         ended = staircase.message or "The staircase ended before its last rung."
