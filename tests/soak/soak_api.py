@@ -41,6 +41,7 @@ VICTIM_SHARE = 0.8  # of the calls, made while the other client's run goes on
 # what a run of these calls may ask for; anything else is refused
 SMALL = {"model": "tiny", "precision": "fp32", "B": 1, "T": 8, "steps": 3, "text": "builtin"}
 SMALL |= {"precisions": "fp32,bf16", "rounds": 1}
+_SILENCE_SEC = 2.0  # how long a caller hears of nothing while a run waits
 SLOW = ("probe", "page_probe")  # eight seconds each, where nothing else runs
 # the names of modules may stand in the scripts that every page has
 LEAKS = re.compile(
@@ -181,8 +182,10 @@ class Caller:
         self.read(path, what, json.dumps(body), lines)
 
     def read(self, path: str, what: str, asked: str, lines: int, headers: Any = None) -> None:
-        """So many lines of a stream; then hang up."""
-        with self.http.stream("GET", path, headers=headers) as answer:
+        """So many lines of a stream; then hang up, and sooner where a run only waits in the line."""
+        waits = self.server.post("status")["waiting"] > 0
+        patience = httpx.Timeout(30, read=_SILENCE_SEC if waits else 30)
+        with self.http.stream("GET", path, headers=headers, timeout=patience) as answer:
             if answer.status_code != 200:
                 answer.read()
                 self.report.look(what, asked, answer.status_code, answer.text)
@@ -194,7 +197,8 @@ class Caller:
                     if len(text) > lines or "process_completed" in line or "event: er" in line:
                         break
             except httpx.ReadTimeout:
-                self.report.note(f"no answer from {what}", asked[:300])
+                if not waits:
+                    self.report.note(f"no answer from {what}", asked[:300])
             except httpx.RemoteProtocolError:
                 pass  # how gradio ends a stream that is nobody's
             self.report.look(what, asked, 200, "\n".join(text))
@@ -357,7 +361,7 @@ def run(calls: int) -> Report:
             if seen != list(range(summary["steps_done"])):
                 report.note("the other client's run lost rows", f"{len(seen)} of {summary}")
         # and here runs end at once, so that many come to be
-        with served(folder, report, {"MAX_STEPS": "4", "MAX_SECONDS": "4"}) as server:
+        with served(folder, report, {"MAX_STEPS": "4", "MAX_SECONDS": "2"}) as server:
             soak(server, report, round(calls * (1 - VICTIM_SHARE)), idle=True)
             server.wait_idle()
     return report
