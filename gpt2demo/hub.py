@@ -78,7 +78,7 @@ class Hub:
         self.probed: ProbeResult | None = None
         self.probes = 0  # that found something
         self.inspection: Inspection | None = None
-        self._measuring = False  # in a caller's thread: no run may start
+        self.measuring = ""  # what goes on in a caller's thread, in words: no run may start
         share_main_arena()
 
     # --- what visitors ask for
@@ -151,7 +151,7 @@ class Hub:
         Raises:
             InputError: a run goes on, or another probe.
         """
-        with self._alone("probe"):
+        with self._alone("probe", "Probing this device."):
             if self.lender:
                 info, self.probed = self.lender.probe(tokens)
                 self._met(info)
@@ -174,7 +174,7 @@ class Hub:
             raise InputError("device", self._broken)
         config = replace(config, device=str(self.device), text="builtin")
         check_device(config, self.device_info)
-        with self._alone("inspect a step"):
+        with self._alone("inspect a step", "Inspecting one step."):
             if self.lender:
                 info, found = self.lender.inspect(config)
                 self._met(info)
@@ -359,21 +359,21 @@ class Hub:
     # --- inside
 
     @contextlib.contextmanager
-    def _alone(self, doing: str) -> Iterator[None]:
-        """Nothing else runs on the device meanwhile.
+    def _alone(self, wanted: str, doing: str) -> Iterator[None]:
+        """Nothing else runs on the device meanwhile, and pages are told what does.
 
         Raises:
             InputError: something runs or waits already.
         """
         with self._lock:
-            if self.current or self.waiting or self._measuring:
-                raise InputError("line", f"Something runs here now; {doing} when it has ended.")
-            self._measuring = True
+            if self.current or self.waiting or self.measuring:
+                raise InputError("line", f"Something runs here now; {wanted} when it has ended.")
+            self.measuring = doing
         try:
             yield
         finally:
             with self._lock:
-                self._measuring = False
+                self.measuring = ""
                 if self._broken:
                     self.waiting.clear()
                 self._start_next()
@@ -434,7 +434,7 @@ class Hub:
 
     def _start_next(self) -> None:
         with self._lock:
-            if self.current or not self.waiting or self._closing or self._measuring:
+            if self.current or not self.waiting or self._closing or self.measuring:
                 return
             run = self.current = self.waiting.popleft()
             run.started = self._clock()

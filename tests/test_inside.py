@@ -604,10 +604,10 @@ def test_the_hub_inspects_alone(monkeypatch):
         found = hub.inspect(tiny(text="secret words " * 20, device="auto"))
         assert found is hub.inspection
         assert found.config["text"] == "builtin"
-        hub._measuring = True
+        hub.measuring = "Probing this device."
         with pytest.raises(InputError, match="Something runs here now; inspect a step"):
             hub.inspect(tiny())
-        hub._measuring = False
+        hub.measuring = ""
         broken = replace(found, must_restart=True)
         monkeypatch.setattr("gpt2demo.hub.inspect_step", lambda *_, **__: broken)
         hub.inspect(tiny())

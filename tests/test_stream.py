@@ -210,6 +210,23 @@ def test_the_status_knows_whose_run_it_is(script):
     )
 
 
+def test_everybody_sees_that_the_device_is_being_measured(script):
+    feed, screen = opened(script)
+    run = script.start()
+    script.step(run, 2)
+    script.end(run)
+    follow(feed, screen)
+    after_the_run = dict(screen.status)
+    script.hub.measuring = "Inspecting one step."
+    follow(feed, screen)
+    assert (screen.status["state"], screen.status["text"]) == ("measuring", "Inspecting one step.")
+    assert (screen.status["done"], screen.status["steps"]) == (0, 0)  # the bar is the run's
+    assert opened(script)[1].status == screen.status
+    script.hub.measuring = ""
+    follow(feed, screen)
+    assert screen.status == after_the_run
+
+
 def test_tiles_warm_up_then_show_medians(script):
     feed, screen = opened(script)
     run = script.start()
@@ -454,7 +471,8 @@ def test_forty_pages_are_told_the_same(script):
 
 @settings(max_examples=150)
 @given(st.lists(st.sampled_from(["start", "step", "stop", "end", "wait", "turn", "leave", "phase",
-                                 "probe", "import"]), min_size=1, max_size=12))  # fmt: skip
+                                 "probe", "import", "measure"]), min_size=1, max_size=12)
+)  # fmt: skip
 def test_no_page_has_news_while_the_shared_look_sees_none(moves):
     """Pages sleep until `sight` changes: what it does not see would be shown late, or never."""
     script = Script()
@@ -480,6 +498,8 @@ def test_no_page_has_news_while_the_shared_look_sees_none(moves):
             hub.probes += 1
         elif move == "import":
             hub.board.imports += 1
+        elif move == "measure":
+            hub.measuring = "" if hub.measuring else "Probing this device."
         elif move in ("wait", "turn"):
             if move == "turn" and hub.waiting:  # the line moves on and is as long as before
                 hub.waiting.popleft()

@@ -111,7 +111,10 @@ def add_api(hub: Hub) -> None:
         """What the server does now: the running run, its figures, and how many wait."""
         run = hub.current
         if run is None:
-            return {"state": "idle", "waiting": len(hub.waiting), "finished": len(hub.finished)}
+            doing = {"state": "idle"}
+            if measuring := hub.measuring:
+                doing = {"state": "measuring", "message": measuring}
+            return doing | {"waiting": len(hub.waiting), "finished": len(hub.finished)}
         return jsonable(
             {
                 "state": run.state,

@@ -84,16 +84,19 @@ class Feed:
 
     def status(self) -> dict[str, Any]:
         """The status line: what goes on, how far it is, and the viewer's own place in the line."""
-        run = self._shown_run()
+        hub, run = self._hub, self._shown_run()
         status: dict[str, Any] = {
             "line": self._line(),
             "mine": bool(run and run.owner == self._owner),
             "page": self._page(),
-            "stop": bool(self._hub.mine(self._owner)),
+            "stop": bool(hub.mine(self._owner)),
             "room": 1 << (self._pages() - 1).bit_length(),  # a power of two changes seldom
         }
+        if hub.measuring and not (run and run.summary is None):
+            nothing = {"done": 0, "steps": 0, "left_s": None}
+            return status | {"state": "measuring", "text": hub.measuring} | nothing
         if run is None:
-            waits = bool(self._hub.waiting)
+            waits = bool(hub.waiting)
             return status | {"state": "waiting" if waits else "idle", "text": "Ready.", "done": 0}
         state = run.state
         if run.summary:
