@@ -26,6 +26,7 @@ from gpt2demo.inside import MAX_SECONDS, Inspection, inspect_step
 from gpt2demo.lender import Lender
 from gpt2demo.limit import LimitSearch
 from gpt2demo.malloc import share_main_arena
+from gpt2demo.pace import paces, seconds_to_go
 from gpt2demo.probe import ProbeResult, probe_rates
 from gpt2demo.race import Race
 from gpt2demo.records import RunRecord, RunSummary
@@ -309,14 +310,16 @@ class Hub:
             return self.waiting.index(run) + 1 + ahead if run in self.waiting else None
 
     def wait_seconds(self, run: Run) -> float | None:
-        """How long until a waiting run starts; None while a run ahead of it has no known speed."""
+        """How long until a waiting run starts; None while that is not known."""
         with self._lock:
-            if run not in self.waiting:
+            if run not in self.waiting or self.measuring:
                 return None
             ahead = [self.current] if self.current else []
             ahead += list(self.waiting)[: self.waiting.index(run)]
-        known = [self._seconds(other) for other in ahead]
-        return None if None in known else sum(known)
+            known = paces(self.finished)
+            most = self.settings.max_seconds
+            seconds = [seconds_to_go(other, known, most) for other in ahead]
+        return None if None in seconds else sum(seconds)
 
     def mine(self, owner: str) -> list[Run]:
         """The owner's runs that have not ended, in order."""
@@ -416,16 +419,6 @@ class Hub:
             raise InputError(
                 "line", f"You have {own} runs in the line already. Let one of them finish first."
             )
-
-    def _seconds(self, run: Run) -> float | None:
-        """How long a run will still take: from its own steps, or from an equal run before it."""
-        if run.seconds_left is not None:
-            return run.seconds_left
-        for other in reversed(self.finished):
-            alike = replace(other.config, steps=run.config.steps, seed=run.config.seed)
-            if alike == run.config and other.summary and other.summary.step_ms_median:
-                return run.config.steps * other.summary.step_ms_median / 1000
-        return None
 
     def _end(self, run: Run, reason: str) -> None:
         if not run.stop.is_set():

@@ -47,6 +47,9 @@ class LimitSearch:
         size = self._next_size() * self._unit
         return replace(self.config, **{self.axis: size}, steps=TRY_STEPS)
 
+    def runs_after(self) -> None:
+        """How many tries it takes, nobody knows before."""
+
     @property
     def doing(self) -> str:
         """What goes on, for the status line."""

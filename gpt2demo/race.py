@@ -119,6 +119,11 @@ class Race:
         self._round[precision] = number
         return replace(self.config, precision=precision)
 
+    def runs_after(self) -> list[RunConfig]:
+        """The runs still to be given out, as far as is known."""
+        configs = {p: replace(self.config, precision=p) for p in self.precisions}
+        return [configs[precision] for _, precision in self._line]
+
     def ended(self, record: RunRecord, *, out_of_time: bool = False) -> None:
         """Take the run that `next_run` gave out last for that precision, however it ended.
 

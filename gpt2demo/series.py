@@ -1,5 +1,6 @@
 """What runs that belong together share: the form of a series, how its runs end, and ratios."""
 
+from collections.abc import Sequence
 from typing import Final, Protocol
 
 from gpt2demo.config import WARMUP_STEPS, InputError, RunConfig
@@ -23,6 +24,10 @@ class Series(Protocol):
 
     def next_run(self) -> RunConfig | None:
         """The next run; None when it is over."""
+        ...
+
+    def runs_after(self) -> Sequence[RunConfig] | None:
+        """The runs after the one given out last, as things stand; None = that cannot be told."""
         ...
 
     def ended(self, record: RunRecord, *, out_of_time: bool = False) -> None:

@@ -108,6 +108,15 @@ class Staircase:
         self.message = self.message or self._found()
         return None
 
+    def runs_after(self) -> list[RunConfig]:
+        """The rungs still to be given out, if none from here on fails."""
+        climbed, runs = self._climbed | (self._rung.change if self._rung else {}), []
+        for rung in self._line:
+            if rung is FIRST or self._status(rung) != "not available":
+                climbed |= rung.change
+                runs.append(replace(self.config, **climbed))
+        return runs
+
     def ended(self, record: RunRecord, *, out_of_time: bool = False) -> None:
         """Take the run that `next_run` gave out last, however it ended.
 

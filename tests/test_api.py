@@ -122,9 +122,9 @@ def test_a_second_run_waits_in_line_and_is_told_so(client, server):
         assert server.post("status")["waiting"] == 1
         with connected(server) as third, connected(server) as fourth:
             race = iter(third.submit(api_name="/compare", **TINY, precisions="fp32", rounds=1))
-            climb = iter(fourth.submit(api_name="/staircase", **TINY))
             assert "stop_token" in next(race)
             assert next(race)["line"].startswith("3rd in line, ")
+            climb = iter(fourth.submit(api_name="/staircase", **TINY))
             climbers = next(climb)["stop_token"]
             assert next(climb)["line"].startswith("4th in line, ")
             server.post("stop", climbers)  # out of the line
@@ -274,7 +274,16 @@ def test_a_step_is_inspected_and_refused_in_words(client):
 
 
 def test_a_probe_measures_and_is_refused_while_something_runs(client, server):
-    found = client.predict(api_name="/probe", B=1, T=32)
+    job = client.submit(api_name="/probe", B=1, T=32)
+    while (status := server.post("status"))["state"] == "idle":
+        assert not job.done()
+    assert (status["state"], status["message"]) == ("measuring", "Probing this device.")
+    with connected(server) as second:
+        told = iter(second.submit(api_name="/train", **TINY, steps=1))
+        assert "run_id" in next(told)
+        assert next(told) == {"line": "1st in line, time not known yet"}
+        found = job.result(timeout=60)
+        assert [*told][-1]["summary"]["state"] == "finished"
     assert list(found) == ["config", "probe", "forecasts"]
     assert found["probe"]["tokens"] == 32
     assert found["probe"]["bandwidth_bytes_per_sec"] > 1e8

@@ -59,7 +59,7 @@ class Stage:
             message=reason or "Finished.",
             steps_done=done,
             steps_measured=max(0, done - 2),
-            seconds=1.0,
+            seconds=done * 0.1,
             step_ms_median=100.0 if done > 2 else None,
         )
 
@@ -161,6 +161,55 @@ def test_the_wait_is_told_from_the_running_runs_own_steps(hub, stage):
     stage.go.release(8)
     until(lambda: second.state == "running")
     assert hub.wait_seconds(third) == pytest.approx(0.7)  # as fast as its equal before it
+
+
+def waits(hub: Hub, stage: Stage, run: Run) -> list[float | None]:
+    """How long `run` is told to wait at the start of each run before it."""
+    told = []
+    while run.state == "waiting":
+        before = hub.current
+        told.append(hub.wait_seconds(run))
+        finish(hub, stage, before)
+        until(lambda before=before: hub.current not in (None, before))
+    return told
+
+
+def test_behind_a_race_the_wait_is_for_all_its_runs(hub, stage):
+    hub.compare(tiny(steps=5), ["fp32", "bf16"], 3, "presenter")
+    run = hub.submit(tiny(), "guest")
+    until(lambda: stage.started)
+    # nothing is known in the first round; then every run is 5 steps of 100 ms
+    assert waits(hub, stage, run) == [None, None, *map(pytest.approx, (2.0, 1.5, 1.0, 0.5))]
+
+
+def test_behind_a_staircase_the_wait_is_for_all_its_rungs(hub, stage):
+    hub.climb(tiny(steps=4), "presenter")
+    run = hub.submit(tiny(), "guest")
+    until(lambda: stage.started)
+    assert waits(hub, stage, run) == [None] * 6 + [None]
+    hub.climb(tiny(steps=5, seed=7), "presenter")  # all its rungs have run before
+    last = hub.submit(tiny(), "guest")
+    until(lambda: hub.current is run)
+    finish(hub, stage, run)
+    until(lambda: hub.current and hub.current.series)
+    assert waits(hub, stage, last) == [pytest.approx(0.5 * left) for left in range(7, 0, -1)]
+
+
+def test_no_run_is_waited_for_longer_than_it_may_take(hub, stage):
+    first = hub.submit(tiny(steps=500), "a")
+    second = hub.submit(tiny(), "b")
+    stage.go.release(3)
+    until(lambda: len(first.steps) == 3)
+    assert hub.wait_seconds(second) == pytest.approx(49.7)
+    hub.settings = replace(hub.settings, max_seconds=20)
+    assert hub.wait_seconds(second) == 20
+
+
+def test_behind_a_search_nobody_knows_the_wait(hub, stage):
+    hub.find_limit(tiny(), "B", "presenter")
+    run = hub.submit(tiny(), "guest")
+    until(lambda: stage.started)
+    assert hub.wait_seconds(run) is None
 
 
 # ------------------------------------------------------------------ the owner
@@ -437,6 +486,8 @@ def test_a_probe_waits_for_nobody_and_runs_wait_for_it(hub, stage, monkeypatch):
     assert probing.wait(WAIT)
     run = hub.submit(tiny(), "me")
     assert (run.state, hub.place(run)) == ("waiting", 1)
+    assert hub.wait_seconds(run) is None
+    assert hub.measuring == "Probing this device."
     with pytest.raises(InputError, match="Something runs here now"):
         hub.probe(64)
     go_on.set()

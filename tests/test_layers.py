@@ -37,7 +37,7 @@ FLOORS: dict[int, tuple[str, ...]] = {
     4: (
         *("ending", "runner", "series", "limit", "race", "expectation", "compare", "race_report"),
         *("staircase", "staircase_report", "board_import", "board_file", "board"),
-        *("inside_words", "inside", "run", "lender", "hub", "zero"),
+        *("inside_words", "inside", "run", "pace", "lender", "hub", "zero"),
     ),
     # figures and tables
     5: (
@@ -144,11 +144,11 @@ PACKAGES: dict[str, set[str]] = {
 THREADS = {"hub", "__main__"}
 THREAD_PACKAGES = {"threading", "_thread", "concurrent", "multiprocessing"}
 FORKS = {"zero"}  # its stop must reach a forked process
-# ending tells torch's errors apart, through modules that import it
+# ending tells torch's errors apart, and pace knows a run, through modules that import it
 TORCHLESS = [
     module
     for module in ORDER
-    if module not in PACKAGES["torch"] and module not in {*PAGE, "app", "ending"}
+    if module not in PACKAGES["torch"] and module not in {*PAGE, "app", "ending", "pace"}
 ]
 
 

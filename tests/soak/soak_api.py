@@ -182,7 +182,7 @@ class Caller:
         self.read(path, what, json.dumps(body), lines)
 
     def read(self, path: str, what: str, asked: str, lines: int, headers: Any = None) -> None:
-        """So many lines of a stream; then hang up, and sooner where a run only waits in the line."""
+        """So many lines of a stream; then hang up, and soon where a run only waits in the line."""
         waits = self.server.post("status")["waiting"] > 0
         patience = httpx.Timeout(30, read=_SILENCE_SEC if waits else 30)
         with self.http.stream("GET", path, headers=headers, timeout=patience) as answer:
