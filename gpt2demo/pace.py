@@ -8,17 +8,22 @@ from gpt2demo.config import RunConfig
 from gpt2demo.records import RunSummary
 from gpt2demo.run import Run
 
-# what a step's time does not hang on
-_NO_MATTER: Final = ("steps", "seed", "lr", "text")
+# what a step's time does not hang on; one server's runs are all on one device
+_NO_MATTER: Final = ("steps", "seed", "lr", "text", "device")
 _MATTERS: Final = [f.name for f in fields(RunConfig) if f.name not in _NO_MATTER]
 
 Paces = Mapping[tuple[Any, ...], RunSummary]  # what a step's time hangs on -> the last such run
 
 
+def alike(config: RunConfig) -> tuple[Any, ...]:
+    """What two runs share whose steps take equally long on one device."""
+    return tuple(getattr(config, name) for name in _MATTERS)
+
+
 def paces(ended: Iterable[Run]) -> Paces:
     """What each kind of run took: of all that have ended, the last one at the end."""
     return {
-        _alike(run.config): run.summary
+        alike(run.config): run.summary
         for run in ended
         if run.summary and run.summary.step_ms_median is not None
     }
@@ -47,13 +52,9 @@ def seconds_to_go(run: Run, known: Paces, most: float) -> float | None:
     return None if None in parts else sum(min(part, most) for part in parts)
 
 
-def _alike(config: RunConfig) -> tuple[Any, ...]:
-    return tuple(getattr(config, name) for name in _MATTERS)
-
-
 def _whole(config: RunConfig, known: Paces) -> float | None:
     """All of a run that has not started."""
-    summary = known.get(_alike(config))
+    summary = known.get(alike(config))
     if summary is None:
         return None
     more = config.steps - summary.steps_done

@@ -1,5 +1,8 @@
 """The Compare tab's choice of precisions: what is offered, what is greyed, what a race is told."""
 
+import re
+import threading
+
 import gradio as gr
 import pytest
 from browser import built
@@ -8,8 +11,11 @@ from machines import MACHINES, fake
 from gpt2demo.config import PRECISIONS, RunConfig
 from gpt2demo.device import DeviceInfo, probe_device
 from gpt2demo.hub import Hub
+from gpt2demo.probe import probe_rates
+from gpt2demo.records import RunSummary
+from gpt2demo.run import Run
 from gpt2demo.ui.compare_tab import CompareTab, compare_tab, race_inputs
-from gpt2demo.ui.controls import FIELDS
+from gpt2demo.ui.controls import FIELDS, MEMORY_FIELDS
 
 
 @pytest.fixture
@@ -61,3 +67,44 @@ def test_a_race_is_told_the_chosen_precisions_rounds_and_settings():
     given = [True, False, True, False, False, 3, *settings]
     assert race_inputs(given) == (["fp32", "bf16"], 3, settings)
     assert race_inputs([False] * 5 + [1, *settings])[0] == []
+
+
+def test_the_forecast_stands_beside_the_newest_run_of_the_same_settings(tab):
+    compare, info = tab("CPU with AVX2 alone")
+    settings = {"model": "tiny", "B": 2, "T": 16, "steps": 5}
+    tiny = RunConfig(**settings)
+    values = [getattr(tiny, name) for name in MEMORY_FIELDS]
+    compare.hub.probed = probe_rates(info, 32, gpt=tiny.gpt, precisions=("fp32", "fp64"), seconds=1)
+
+    def shown() -> dict[str, list[str]]:
+        rows = re.findall(r"<tr><td>.*?</tr>", compare.found(*values))
+        cells = [re.findall(r"<td>(.*?)</td>", row) for row in rows]
+        return {precision: figures for precision, *figures in cells}
+
+    def ran(step_ms: float, **other) -> None:
+        run = Run(
+            id="", owner="", device=info, stop=threading.Event(),
+            config=RunConfig(device="cpu", **settings | other),
+            summary=RunSummary(
+                state="finished", message="", steps_done=9, steps_measured=7, seconds=1.0,
+                step_ms_median=step_ms,
+            ),
+        )  # fmt: skip
+        compare.hub.finished.append(run)
+
+    assert {figures[3] for figures in shown().values()} == {"not run yet"}
+    ran(50.0)
+    ran(1000.0, steps=9, seed=5, lr=0.1, text="shakespeare")  # its steps are alike, and it is newer
+    for other in ({"B": 4}, {"attention": "sdpa"}, {"budget_gib": 4.0}, {"vocab_size": 50304}):
+        ran(77.0, **other)
+    ran(2000.0, precision="fp64")
+    found = shown()
+    assert [found[p][3] for p in PRECISIONS] == [
+        "1,000.0", "not run yet", "not run yet", "not run yet", "2,000.0"
+    ]  # fmt: skip
+    for precision, measured in (("fp32", 1000.0), ("fp64", 2000.0)):
+        forecast = float(found[precision][2].replace(",", ""))
+        assert float(found[precision][4].removesuffix(" %")) == pytest.approx(
+            100 * (forecast - measured) / measured, abs=0.51
+        )
+    assert found["bf16"][2:] == ["unknown", "not run yet", ""]

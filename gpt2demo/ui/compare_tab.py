@@ -14,6 +14,7 @@ from gpt2demo.compare_figure import race_table, speedup_figure
 from gpt2demo.config import PRECISIONS, InputError, RunConfig
 from gpt2demo.expectation import Expectation, expect
 from gpt2demo.hub import Hub
+from gpt2demo.pace import alike, paces
 from gpt2demo.precision import PRECISION
 from gpt2demo.race import MAX_ROUNDS
 from gpt2demo.roofline import step_forecasts
@@ -77,16 +78,9 @@ class CompareTab:
 
     def _measured(self, config: RunConfig) -> dict[str, float]:
         """Median ms/step of this server's newest run of these settings, by precision."""
-        found = {}
-        for run in list(self.hub.finished):
-            alike = replace(
-                config, precision=run.config.precision, steps=run.config.steps,
-                seed=run.config.seed, device=run.config.device, lr=run.config.lr,
-                text=run.config.text,
-            )  # fmt: skip
-            if alike == run.config and run.summary and run.summary.step_ms_median:
-                found[run.config.precision] = run.summary.step_ms_median
-        return found
+        known = paces(list(self.hub.finished))  # a copy: runs end meanwhile
+        configs = {p: alike(replace(config, precision=p)) for p in PRECISIONS}
+        return {p: known[key].step_ms_median for p, key in configs.items() if key in known}
 
     def expectations(self, *values: Any) -> str:
         """What each precision should do at the controls' settings, `values` as MEMORY_FIELDS."""
