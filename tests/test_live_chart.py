@@ -17,6 +17,7 @@ import pytest
 import uvicorn
 from browser import Person, free_port, served
 from fastapi import FastAPI
+from playwright.sync_api import Page
 from starlette.applications import Starlette
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
@@ -46,6 +47,8 @@ TILES = {
     "mfu_note": "",
     "warmup": False,
 }
+LABEL = """() => [...document.querySelectorAll('#live .hoverlayer .legend text')]
+    .map((line) => line.textContent)"""
 IDLE = {"state": "idle", "text": "Nothing runs.", "done": 0, "steps": 0}
 
 
@@ -443,18 +446,31 @@ def test_runs_of_one_precision_differ_and_the_legend_hides_them(visit, feed):
     page.wait_for_function(f"{PLOT}.data[3].visible === true")
 
 
+def hovered(page: Page, lines: int) -> list[str]:
+    """What the label says with the mouse in the loss panel's middle, once it has so many lines.
+
+    A chart that is drawn anew meanwhile drops its label, until the mouse moves again.
+    """
+    box = page.locator("#live .nsewdrag").first.bounding_box()
+    end = time.monotonic() + 20
+    while True:
+        for x in (5, box["width"] * 0.5):
+            page.mouse.move(box["x"] + x, box["y"] + 20)
+        for _ in range(10):
+            said = page.evaluate(LABEL)
+            if len(said) == lines and all(said):
+                return said
+            assert time.monotonic() < end, f"the label says {said}"
+            page.wait_for_timeout(50)
+
+
 @pytest.mark.browser
 def test_one_hover_shows_every_run_with_units(visit, feed):
     feed.have("a", steps_of(9), is_live=False, precision="fp32")
     feed.have("b", steps_of(9, seed=1), precision="bf16")
     page = visit()
     wait_rows(page, 9, trace=3)
-    box = page.locator("#live .nsewdrag").first.bounding_box()
-    page.mouse.move(box["x"] + 5, box["y"] + 20)
-    page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 20)
-    label = page.locator("#live .hoverlayer .legend")
-    label.wait_for()
-    said = label.locator("text").all_text_contents()
+    said = hovered(page, 1 + 2)
     at = int(said[0].removeprefix("step "))
     for run_id, text in zip("ab", said[1:], strict=True):
         config, steps, _ = feed.runs[run_id]
@@ -472,12 +488,8 @@ def test_no_text_of_the_server_becomes_markup(visit, feed):
     feed.tiles = TILES | {"mem_gib": None, "mem_note": HOSTILE, "mfu": None, "mfu_note": HOSTILE}
     page = visit()
     wait_rows(page, 5)
-    box = page.locator("#live .nsewdrag").first.bounding_box()
-    page.mouse.move(box["x"] + 5, box["y"] + 20)
-    page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 20)
-    page.locator("#live .hoverlayer .legend").wait_for()
-    hover = " ".join(page.locator("#live .hoverlayer text").all_text_contents())
-    assert f"{HOSTILE}: loss" in hover
+    _, hover = hovered(page, 1 + 1)
+    assert hover.startswith(f"{HOSTILE}: loss")
     for selector in (".live-sentence", ".live-place", ".live-key", ".live-heading"):
         assert page.locator(f"#live {selector}").text_content().strip() == HOSTILE
     assert page.locator("#live img, #live b").count() == 0
