@@ -306,37 +306,30 @@ class Hub:
     def place(self, run: Run) -> int | None:
         """The run's place in the line, the running one being 1; None when it waits no more."""
         with self._lock:
-            ahead = 1 if self.current else 0
-            return self.waiting.index(run) + 1 + ahead if run in self.waiting else None
+            return self._not_ended().index(run) + 1 if run in self.waiting else None
 
     def wait_seconds(self, run: Run) -> float | None:
         """How long until a waiting run starts; None while that is not known."""
         with self._lock:
             if run not in self.waiting or self.measuring:
                 return None
-            ahead = [self.current] if self.current else []
-            ahead += list(self.waiting)[: self.waiting.index(run)]
-            known = paces(self.finished)
-            most = self.settings.max_seconds
-            seconds = [seconds_to_go(other, known, most) for other in ahead]
+            runs = self._not_ended()
+            known, most = paces(self.finished), self.settings.max_seconds
+            seconds = [seconds_to_go(ahead, known, most) for ahead in runs[: runs.index(run)]]
         return None if None in seconds else sum(seconds)
 
     def mine(self, owner: str) -> list[Run]:
         """The owner's runs that have not ended, in order."""
-        with self._lock:
-            runs = [*([self.current] if self.current else []), *self.waiting]
-        return [run for run in runs if run.owner == owner]
+        return [run for run in self._not_ended() if run.owner == owner]
 
     def run_of(self, series: Series) -> Run | None:
         """The run of the series that runs or waits; None when the series has ended."""
-        with self._lock:
-            runs = [*([self.current] if self.current else []), *self.waiting]
-        return next((run for run in runs if run.series is series), None)
+        return next((run for run in self._not_ended() if run.series is series), None)
 
     def find(self, run_id: str) -> Run | None:
         """The run of this id, ended or not."""
         with self._lock:
-            runs = [*self.finished, *([self.current] if self.current else []), *self.waiting]
+            runs = [*self.finished, *self._not_ended()]
         return next((run for run in runs if run.id == run_id), None)
 
     def close(self, timeout: float = 5.0) -> None:
@@ -360,6 +353,11 @@ class Hub:
             thread.join(_WRITING_SECONDS)
 
     # --- inside
+
+    def _not_ended(self) -> list[Run]:
+        """The run that goes on, and the line behind it."""
+        with self._lock:
+            return [*([self.current] if self.current else []), *self.waiting]
 
     @contextlib.contextmanager
     def _alone(self, wanted: str, doing: str) -> Iterator[None]:

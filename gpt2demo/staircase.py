@@ -100,7 +100,7 @@ class Staircase:
         """The next rung's run; None when all are over, and then `message` says what was found."""
         while self._line and not self.message:
             rung = self._line.popleft()
-            if rung is not FIRST and self._status(rung) == "not available":
+            if self._status(rung) == "not available":
                 self._left_out.add(rung.id)
                 continue
             self._rung = rung
@@ -112,7 +112,7 @@ class Staircase:
         """The rungs still to be given out, if none from here on fails."""
         climbed, runs = self._climbed | (self._rung.change if self._rung else {}), []
         for rung in self._line:
-            if rung is FIRST or self._status(rung) != "not available":
+            if self._status(rung) != "not available":
                 climbed |= rung.change
                 runs.append(replace(self.config, **climbed))
         return runs

@@ -186,7 +186,7 @@ def test_behind_a_staircase_the_wait_is_for_all_its_rungs(hub, stage):
     hub.climb(tiny(steps=4), "presenter")
     run = hub.submit(tiny(), "guest")
     until(lambda: stage.started)
-    assert waits(hub, stage, run) == [None] * 6 + [None]
+    assert waits(hub, stage, run) == [None] * 7
     hub.climb(tiny(steps=5, seed=7), "presenter")  # all its rungs have run before
     last = hub.submit(tiny(), "guest")
     until(lambda: hub.current is run)

@@ -344,6 +344,22 @@ def _refusals() -> Iterator[None]:
 _Measured = TypeVar("_Measured", bound=Measured)
 
 
+class _Place:
+    """The place of a client's run in the line, as the dicts that tell it."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self._told: str | None = None
+
+    def news(self, run: Run) -> Iterator[dict[str, Any]]:
+        """The place, where it has changed and the run still waits."""
+        line = waiting_line(self._hub, run)
+        if line != self._told:
+            self._told = line
+            if line:
+                yield {"line": line}
+
+
 async def _reports(
     hub: Hub,
     series: _Measured,
@@ -354,16 +370,14 @@ async def _reports(
     the whole.
     """
     yield {"stop_token": owner}
-    told, place = 0, None
+    told, place = 0, _Place(hub)
     while not series.message and (run := hub.run_of(series)):
         hub.seen()
         if series.runs_done > told:
             told = series.runs_done
             yield report(hub.device_info, series)
-        elif (line := waiting_line(hub, run)) != place:
-            place = line
-            if line:
-                yield {"line": line}
+        for news in place.news(run):
+            yield news
         await asyncio.sleep(_POLL_SEC)
     yield report(hub.device_info, series)
 
@@ -375,7 +389,7 @@ def _owner(request: gr.Request) -> str:
 
 async def _rows(hub: Hub, run: Run) -> AsyncIterator[dict[str, Any]]:
     """The dicts of one run, as they come to be."""
-    sent, told = 0, None
+    sent, place = 0, _Place(hub)
     while True:
         hub.seen()
         ended = run.summary  # read before the steps: after it there are no more of them
@@ -385,9 +399,6 @@ async def _rows(hub: Hub, run: Run) -> AsyncIterator[dict[str, Any]]:
         if ended:
             yield {"summary": jsonable(asdict(ended))}
             return
-        line = waiting_line(hub, run)
-        if line != told:
-            told = line
-            if line:
-                yield {"line": line}
+        for news in place.news(run):
+            yield news
         await asyncio.sleep(_POLL_SEC)
