@@ -26,6 +26,7 @@ from gpt2demo.model import GPT
 from gpt2demo.records import StepMetrics
 from gpt2demo.runner import check_device, execute
 from gpt2demo.step_profile import ProfilerMissing, StepProfiler
+from gpt2demo.support import has_tensor_cores
 from gpt2demo.train import Progress
 
 MAX_SECONDS: Final = 300.0  # then no further step is begun
@@ -64,7 +65,7 @@ def inspect_step(
     kinds = ["warm-up"] * WARMUP_STEPS + ["clock"] * (1 if info.type == "cpu" else _CLOCKED)
     kinds += ["profile", "watch"]
     plain = replace(config, text="builtin", steps=len(kinds) + _REPEATS, compile=False)
-    work = _Work(device=resolve_device(plain.device), left=deque(kinds))
+    work = _Work(info=info, device=resolve_device(plain.device), left=deque(kinds))
     started = time.perf_counter()
 
     def why_stop() -> str | None:
@@ -119,6 +120,7 @@ class _Progress(Progress):
 class _Work:
     """The instruments, each on for its step. No tensor of the run is kept."""
 
+    info: DeviceInfo
     device: torch.device
     left: deque[str]  # kinds of the steps to come; the first is under way
     missing: dict[str, str] = field(default_factory=dict)
@@ -165,7 +167,11 @@ class _Work:
         if kind == "clock":
             self._open.callback(register_optimizer_step_post_hook(self._stepped).remove)
         elif kind == "profile":
-            profiler = StepProfiler(device=self.device)
+            capability = self.info.compute_capability
+            profiler = StepProfiler(
+                device=self.device,
+                tensor_cores=has_tensor_cores(capability, self.info.name) if capability else None,
+            )
             try:
                 profiler.start()
             except ProfilerMissing as exc:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -24,14 +25,16 @@ from gpt2demo.inspection import (
     Matmul,
     StepProfile,
 )
-from gpt2demo.kernel_names import on_tensor_cores
+from gpt2demo.kernel_names import on_tensor_cores, splits_float32
 from gpt2demo.model import GPT, MLP, CausalSelfAttention
 
 _PREFIX: Final = "gpt2demo: "
 _MOMENTS: Final = {"forward": REST, "backward": BACKWARD, "optimizer": OPTIMIZER}
 _ZERO_GRAD: Final = "Optimizer.zero_grad"  # torch's own range; it lies before "forward"
 _MATMULS: Final = frozenset(("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"))
-_FUSED: Final = "scaled_dot_product"  # one kernel for two matmuls and the softmax between them
+# Of SDPA's operations, from aten::scaled_dot_product_attention down to the one that launches, on a
+# GPU aten::_flash_attention_forward: one kernel for two matmuls and the softmax between them
+_FUSED: Final = re.compile(r"aten::\w*attention")
 
 
 class ProfilerMissing(Exception):  # noqa: N818
@@ -48,6 +51,7 @@ class StepProfiler:
     """
 
     device: torch.device
+    tensor_cores: bool | None = None  # whether the device has any; None = unknown
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     _profile: torch.profiler.profile | None = None
     _range: record_function | None = None
@@ -97,7 +101,12 @@ class StepProfiler:
             ProfilerMissing: it saw no kernel of the device.
         """
         assert self._profile, "start it first"
-        return read(self._profile.events() or [], self.device.type, step_seconds)
+        return read(
+            self._profile.events() or [],
+            self.device.type,
+            step_seconds,
+            tensor_cores=self.tensor_cores,
+        )
 
     def _switch(self, part: str | None) -> None:
         if self._range:
@@ -124,7 +133,13 @@ class StepProfiler:
         return CLASSIFIER if id(module) == self._classifier else None
 
 
-def read(events: Iterable[Any], device_type: str, step_seconds: float) -> StepProfile:
+def read(
+    events: Iterable[Any],
+    device_type: str,
+    step_seconds: float,
+    *,
+    tensor_cores: bool | None = None,
+) -> StepProfile:
     """A step's profile from the profiler's events (`torch.autograd.profiler_util.FunctionEvent`).
 
     On a CPU an operation takes the time between its begin and end. On a GPU the CPU only launches:
@@ -149,8 +164,8 @@ def read(events: Iterable[Any], device_type: str, step_seconds: float) -> StepPr
         parts = {part: sum(w.seconds for w in inside if w.part == part) for part in PARTS}
         parts[WAITING] = max(step_seconds - sum(parts.values()), 0.0)
     matmul = sum(w.seconds for w in inside if w.op in _MATMULS)
-    fused = sum(w.seconds for w in inside if _FUSED in w.op)
-    share, note = _tensor_cores(inside, device_type, step_seconds)
+    fused = sum(w.seconds for w in inside if _FUSED.match(w.op))
+    share, note = _on_tensor_cores(inside, device_type, step_seconds, tensor_cores)
     return StepProfile(
         step_seconds=step_seconds,
         parts=parts,
@@ -220,17 +235,22 @@ def _matmuls(work: Iterable[_Work]) -> tuple[Matmul, ...]:
     return tuple(sorted(found, key=lambda m: (m.flops, m.seconds), reverse=True))
 
 
-def _tensor_cores(
-    work: Iterable[_Work], device_type: str, step_seconds: float
+def _on_tensor_cores(
+    work: Iterable[_Work], device_type: str, step_seconds: float, tensor_cores: bool | None
 ) -> tuple[float | None, str]:
     """Share of the step in kernels that multiply on tensor cores, and how it is known."""
     if device_type == "cpu":
         return None, "a CPU's operations do not say which units they use"
     if device_type != "cuda" or torch.version.hip:
         return None, "only the names of NVIDIA's kernels say so"
-    kernels = [kernel for w in work if w.op in _MATMULS or _FUSED in w.op for kernel in w.kernels]
+    if tensor_cores is False:  # a GTX 1650 runs kernels that are named after them
+        return 0.0, "this GPU has none"
+    multiplies = [w for w in work if w.op in _MATMULS or _FUSED.match(w.op)]
+    kernels = [kernel for w in multiplies for kernel in w.kernels]
     kinds = [(on_tensor_cores(name), seconds, name) for name, seconds in kernels]
     if unknown := [name for kind, _, name in kinds if kind is None]:
         return None, f"the name of a kernel does not say ({unknown[0][:60]})"
-    seconds = sum(s for kind, s, _ in kinds if kind)
-    return seconds / step_seconds, "by the names of the kernels of matmuls and SDPA"
+    note = "by the names of the kernels of matmuls and SDPA"
+    if any(splits_float32(name) for name, _ in kernels):
+        note += "; SDPA's kernel multiplies float32 there in three TF32 products"
+    return sum(s for kind, s, _ in kinds if kind) / step_seconds, note

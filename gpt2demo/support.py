@@ -55,6 +55,11 @@ def unmet(reason: str) -> dict[str, Support]:
     return {precision: Support(status="unknown", reason=reason) for precision in PRECISIONS}
 
 
+def has_tensor_cores(compute_capability: str, name: str | None) -> bool:
+    """Whether an NVIDIA GPU of this compute capability, as "7.5", and name has tensor cores."""
+    return int(compute_capability.split(".")[0]) >= 7 and not _NO_TENSOR_CORES.search(name or "")
+
+
 def nvidia_support(
     capability: tuple[int, int], name: str | None, spec: GpuSpec | None
 ) -> dict[str, Support]:
@@ -79,7 +84,7 @@ def nvidia_support(
             f"Same tensor-core rate as bf16{rate}, but needs a gradient scaler."
         )
         return support
-    tensor_cores = capability >= (7, 0) and not _NO_TENSOR_CORES.search(name or "")
+    tensor_cores = has_tensor_cores(cc, name)
     needs = f"needs compute capability 8.0; this GPU has {cc}."
     support["tf32"] = _same_as_fp32(f"TF32 {needs} It runs exactly as fp32.")
     support["bf16"] = _emulated(

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from gpu import check_inside
+from kineto import Trace
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.nn.modules import module as hooks
@@ -168,8 +169,21 @@ def test_the_classifier_is_the_largest_single_matmul(seen):
         ("ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_stages_64x3_nn", True),
         ("cutlass_80_tensorop_s1688tf32gemm_256x128_16x3_tn_align4", True),
         ("sm80_xmma_gemm_f32f32_tf32f32_f32_nn_n_tilesize64x64x16_tensor16x8x8", True),
+        ("maxwell_fp16_sgemm_fp16_128x64_tn", False),
+        ("volta_hgemm_64x32_sliced1x4_tn", False),
         ("nvjet_tst_128x256_64x4_1x2_h_bz_coopA_TNT", True),
+        ("nvjet_sss_tf32_128x256_TNT", True),
+        ("nvjet_sm90_tst_192x192_64x4_2x1_v_bz_coopB_bias_TNN", True),
         ("void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 128>>", True),
+        ("void pytorch_flash::flash_bwd_convert_dq_kernel<Flash_bwd_kernel_traits<64>>", False),
+        ("cudnn_generated_fort_native_sdpa_sm80_flash_fprop_wmma_f16_knob_3_64x64x128", True),
+        ("void cudnn::fusion::compute_dot_do_o_specialized<true, __nv_bfloat16>", False),
+        ("fmha_cutlassF_f16_aligned_64x64_rf_sm50", False),
+        ("fmha_cutlassF_f16_notaligned_64x64_rf_sm70", True),
+        ("fmha_cutlassB_f16_aligned_64x64_k64_dropout_sm75(Att)", True),
+        ("fmha_cutlassF_f32_aligned_64x64_rf_sm75", False),
+        ("fmha_cutlassB_f32_aligned_64x64_k32_sm80(AttentionBackwardKernel)", True),
+        ("fmha_cutlassF_bf16_aligned_64x128_rf_sm80", True),
         ("void at::native::some_new_kernel", None),
         ("Cijk_Ailk_Bljk_HHS_BH_MT128x128x32", None),
     ],
@@ -178,39 +192,32 @@ def test_kernels_say_by_their_name_where_they_run(name, known):
     assert on_tensor_cores(name) is known
 
 
-def gpu_events(kernel: str) -> list[torch.autograd.profiler_util.FunctionEvent]:
+def step_on_a_gpu(kernel: str) -> Trace:
     """A step on a GPU: a copy before it, a matmul in the classifier and one in backward."""
-
-    def event(name, start, end, shapes=(), kernels=(), thread=1):
-        made = torch.autograd.profiler_util.FunctionEvent(
-            id=start, name=name, thread=thread, start_us=start, end_us=end, input_shapes=shapes,
-            use_device="cuda",
-        )  # fmt: skip
-        for of_kernel in kernels:
-            made.append_kernel(of_kernel[0], 0, of_kernel[1])
-        return made
-
-    def part(name, start, end):  # a range is seen on the device too, as a kernel of its own name
-        full = f"gpt2demo: {name}"
-        return event(full, start, end, kernels=[(full, 999_999)])
-
+    trace = Trace()
+    trace.op("aten::copy_", 0, 5, kernels=[("Memcpy HtoD (Pageable -> Device)", 70)])
+    trace.range("Optimizer.zero_grad#AdamW.zero_grad", 10, 15)
+    for part, start, end in (
+        ("LayerNorm and rest", 20, 30),
+        ("classifier", 31, 40),
+        ("backward", 41, 90),
+        ("optimizer", 91, 99),
+    ):
+        trace.range(f"gpt2demo: {part}", start, end)
+    trace.range("Optimizer.step#AdamW.step", 91.5, 98)
+    trace.op("aten::native_layer_norm", 22, 25, kernels=[("vectorized_layer_norm", 500)])
     shapes = [[16, 64], [64, 50257]]
-    return [
-        event("aten::copy_", 0, 5, kernels=[("Memcpy HtoD", 70)]),
-        event("Optimizer.zero_grad#AdamW.zero_grad", 10, 15),
-        part("LayerNorm and rest", 20, 30),
-        event("aten::native_layer_norm", 22, 25, kernels=[("vectorized_layer_norm", 500)]),
-        part("classifier", 31, 40),
-        event("aten::mm", 33, 35, shapes, [(kernel, 3000), ("Memset (Device)", 10)]),
-        part("backward", 41, 90),
-        event("aten::mm", 50, 52, shapes[::-1], [(kernel, 4000)], thread=2),
-        part("optimizer", 91, 99),
-        event("aten::_foreach_add_", 92, 93, kernels=[("multi_tensor_apply_kernel", 490)]),
-    ]
+    trace.op("aten::matmul", 32, 36, shapes=shapes)
+    kernels = [("Memset (Device)", 10), (kernel, 3000)]
+    trace.op("aten::mm", 33, 35, shapes=shapes, kernels=kernels)
+    trace.op("autograd::engine::evaluate_function: MmBackward0", 48, 55, thread=2)
+    trace.op("aten::mm", 50, 52, shapes=shapes[::-1], kernels=[(kernel, 4000)], thread=2)
+    trace.op("aten::_foreach_add_", 92, 93, kernels=[("multi_tensor_apply_kernel", 490)])
+    return trace
 
 
 def test_on_a_gpu_the_kernels_count_where_they_were_launched():
-    told = read(gpu_events("nvjet_tst_128x256_64x4"), "cuda", 0.010)
+    told = read(step_on_a_gpu("nvjet_tst_128x256_64x4").events(), "cuda", 0.010)
     assert told.parts == pytest.approx(
         {
             "classifier": 0.00301, "MLP": 0, "attention": 0, "LayerNorm and rest": 0.0005,
@@ -218,22 +225,97 @@ def test_on_a_gpu_the_kernels_count_where_they_were_launched():
         }
     )  # fmt: skip
     assert told.matmul_share == pytest.approx(0.701)
+    assert told.fused_attention_share == 0
     assert told.tensor_core_share == pytest.approx(0.7)
     assert told.largest_forward.seconds == pytest.approx(0.00301)
 
 
+# SDPA on a GPU: what calls what, and the kernels, as profiles of such machines list them
+FLASH = "void pytorch_flash::flash_{}_kernel<pytorch_flash::Flash_fwd_kernel_traits<64, 128, 128>>"
+CUDNN = "cudnn_generated_fort_native_sdpa_sm100_flash_{}_f16_knob_3_128x128x64_4x1x1_kernel0_0"
+FMHA = "fmha_cutlass{}_{}_aligned_64x64_{}_sm{}(PyTorchMemEffAttention::AttentionKernel<>)"
+
+
+@pytest.mark.parametrize(
+    ("backend", "forward", "backward", "on_tensor_cores"),
+    [
+        ("flash", FLASH.format("fwd"), FLASH.format("bwd_dq_dk_dv_loop_seqk_parallel"), True),
+        ("cudnn", CUDNN.format("fprop"), CUDNN.format("bprop"), True),
+        ("efficient", *(FMHA.format(*k, 75) for k in (("F", "f16", "rf"), ("B", "f16", "k64"))), 1),
+        ("efficient", *(FMHA.format(*k, 80) for k in (("F", "f32", "rf"), ("B", "f32", "k64"))), 1),
+        ("efficient", *(FMHA.format(*k, 75) for k in (("F", "f32", "rf"), ("B", "f32", "k64"))), 0),
+    ],
+)
+def test_sdpa_on_a_gpu_counts_though_an_inner_operation_launches_it(
+    backend, forward, backward, on_tensor_cores
+):
+    trace = Trace()
+    trace.range("gpt2demo: attention", 0, 10)
+    trace.range("gpt2demo: backward", 11, 30)
+    trace.op("aten::scaled_dot_product_attention", 1, 9)
+    trace.op(f"aten::_scaled_dot_product_{backend}_attention", 2, 8)
+    trace.op(f"aten::_{backend}_attention_forward", 3, 7, kernels=[(forward, 1000)])
+    name = f"aten::_scaled_dot_product_{backend}_attention_backward"
+    trace.op(name, 13, 20, thread=2)
+    helper = ("void pytorch_flash::flash_bwd_dot_do_o_kernel", 500)
+    kernels = [helper, (backward, 2000)]
+    trace.op(f"aten::_{backend}_attention_backward", 14, 19, kernels=kernels, thread=2)
+    told = read(trace.events(), "cuda", 0.010)
+    assert told.parts["attention"] == pytest.approx(0.001)
+    assert told.parts["backward"] == pytest.approx(0.0025)
+    assert told.fused_attention_share == pytest.approx(0.35)
+    assert told.tensor_core_share == pytest.approx(0.3 if on_tensor_cores else 0)
+    assert ("three TF32" in told.tensor_core_note) == (on_tensor_cores and "f32" in forward)
+
+
+def test_every_operation_of_torchs_sdpa_is_known():
+    names = {name.partition(".")[0] for name in torch._C._dispatch_get_all_op_names()}
+    launching = {n for n in names if re.search(r"(flash|efficient|cudnn)_attention", n)}
+    assert {f"aten::_{b}_attention_forward" for b in ("flash", "efficient", "cudnn")} <= launching
+    for name in launching:
+        trace = Trace()
+        trace.range("gpt2demo: backward", 0, 10)
+        trace.op(name, 1, 9, kernels=[("flash_bwd", 1000)])
+        assert read(trace.events(), "cuda", 0.010).fused_attention_share == pytest.approx(0.1), name
+
+
 def test_tensor_cores_are_unknown_and_not_zero_where_a_name_says_nothing():
-    told = read(gpu_events("some_new_kernel"), "cuda", 0.010)
+    told = read(step_on_a_gpu("some_new_kernel").events(), "cuda", 0.010)
     assert told.tensor_core_share is None
     assert "some_new_kernel" in told.tensor_core_note
-    assert read(gpu_events("ampere_sgemm_128x64_tn"), "cuda", 0.010).tensor_core_share == 0
-    assert read(gpu_events("nvjet_tst"), "xpu", 0.010).tensor_core_share is None
+    plain = step_on_a_gpu("ampere_sgemm_128x64_tn").events()
+    assert read(plain, "cuda", 0.010).tensor_core_share == 0
+    assert read(step_on_a_gpu("nvjet_tst").events(), "xpu", 0.010).tensor_core_share is None
+
+
+@pytest.mark.parametrize(
+    ("name", "capability", "share"),
+    [
+        ("NVIDIA GeForce GTX 1650", "7.5", 0),  # it runs kernels made for Turing's tensor cores
+        ("Tesla P100-PCIE-16GB", "6.0", 0),
+        ("Tesla T4", "7.5", 0.7),
+        (None, None, 0.7),  # no capability was told: the names say it
+    ],
+)
+def test_a_gpu_without_tensor_cores_spends_no_time_on_them(
+    info, quick, monkeypatch, name, capability, share
+):
+    events = step_on_a_gpu("turing_fp16_s1688gemm_fp16_128x128_ldg8_f2f_tn").events()
+    monkeypatch.setattr(
+        step_profile, "read", lambda _, __, s, **of: read(events, "cuda", 0.01, **of)
+    )
+    gpu = replace(info, name=name, compute_capability=capability)
+    told = inspect_step(tiny(), gpu).profile
+    assert told.tensor_core_share == pytest.approx(share)
+    assert ("this GPU has none" in told.tensor_core_note) == (share == 0)
 
 
 def test_a_gpu_without_kernels_in_its_profile_has_none():
-    bare = [e for e in gpu_events("nvjet") if not e.kernels or e.name.startswith("gpt2demo")]
+    trace = Trace()
+    trace.range("gpt2demo: classifier", 0, 10)
+    trace.op("aten::mm", 1, 9)
     with pytest.raises(ProfilerMissing, match="no kernel"):
-        read(bare, "cuda", 0.010)
+        read(trace.events(), "cuda", 0.010)
 
 
 # --- what autocast casts

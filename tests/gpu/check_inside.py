@@ -29,7 +29,9 @@ def faults(found: Inspection) -> list[str]:
     softmax = types.get(("h.*.attn", "softmax"))
     largest = told.largest_forward
     busy = sum(told.parts.values()) - told.parts[WAITING]
+    sdpa = c["attention"] == "sdpa"
     multiplies = c["precision"] in ("bf16", "fp16", "tf32")
+    splits = sdpa and c["precision"] == "fp32"  # on tensor cores from capability 8.0 on
     waits = c["precision"] == "fp16" and c["optimizer"] == "default"
     claims = {
         "the kernels take no longer than the step": busy <= 1.02 * told.step_seconds,
@@ -38,7 +40,10 @@ def faults(found: Inspection) -> list[str]:
         and largest.part == "classifier",
         "tensor cores are known": told.tensor_core_share is not None,
         "tensor cores work where they should": bool(told.tensor_core_share) == multiplies
-        or c["precision"] == "fp64",  # which has them on some GPUs
+        or c["precision"] == "fp64"  # which has them on some GPUs
+        or splits,
+        "SDPA's kernels are seen": bool(told.fused_attention_share) == sdpa
+        or c["precision"] == "fp64",  # which no fused kernel takes
         "logits are of the short type": logits == SHORT.get(c["precision"], logits),
         "softmax computes in float32 under autocast": softmax is None
         or c["precision"] not in SHORT
