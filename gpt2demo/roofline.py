@@ -217,6 +217,11 @@ def _notes(config: RunConfig, rates: Rates) -> tuple[str, ...]:
         )
     if config.attention == "sdpa":
         notes.append("SDPA is counted at the MLP's rate; its kernel was not measured.")
+        if config.precision == "tf32" and rates.device_type == "cuda":
+            notes.append(
+                "On an NVIDIA GPU SDPA runs the same kernel in fp32 and TF32: TF32 gains nothing "
+                "there."
+            )
     return tuple(notes)
 
 

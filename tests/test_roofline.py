@@ -390,6 +390,18 @@ def test_every_setting_has_a_forecast(model, precision):
         assert any("measured for 128 tokens" in note for note in told.notes)
 
 
+def test_sdpas_forecast_says_what_was_not_measured():
+    def notes(precision, device_type, attention="sdpa"):
+        config = RunConfig(precision=precision, attention=attention)
+        return " ".join(step_forecast(config, rates(device_type=device_type)).notes)
+
+    assert "kernel was not measured" in notes("bf16", "cuda")
+    assert "kernel was not measured" in notes("tf32", "cpu")
+    assert "the same kernel in fp32 and TF32" in notes("tf32", "cuda")
+    for other in (("fp32", "cuda"), ("tf32", "cpu"), ("tf32", "cuda", "manual")):
+        assert "the same kernel" not in notes(*other)
+
+
 def test_host_work_is_what_a_step_of_next_to_nothing_shows():
     # the constant's own origin, loosely: a busy machine doubles either side
     gpt = GPTConfig(block_size=8, vocab_size=64, n_layer=12, n_head=2, n_embd=64)
