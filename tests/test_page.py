@@ -204,10 +204,8 @@ def test_the_next_run_is_drawn_beside_the_one_before(visit):
         visitor.wait(f"{STATE} === 'finished' && {CURVES}.at(-1).name === '{label}'")
     table = "document.querySelector('#runs').innerText"
     visitor.wait(f"{table}.includes('fp32 B=3') && {table}.includes('bf16 B=3')")
-    assert visitor.eval(f"{CURVES}.slice(-2).map((d) => [d.name, d._length])") == [
-        ["fp32 B=3 T=16 tiny", 4],
-        ["bf16 B=3 T=16 tiny", 4],
-    ]
+    drawn = f"{CURVES}.slice(-2).map((d) => [d.name, d._length].join()).join('; ')"
+    visitor.wait(f"{drawn} === 'fp32 B=3 T=16 tiny,4; bf16 B=3 T=16 tiny,4'")  # after the status
     assert len(set(visitor.eval(f"{CURVES}.slice(-2).map((d) => d.line.color)"))) == 2
     assert "bf16 B=3 T=16 tiny" in visitor.text("#live .live-legend")
 
