@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from gpt2demo.config import MAX_B, MODELS, InputError, RunConfig, check_gib
-from gpt2demo.memory import CONTEXT_BYTES, MemoryForecast, forecast
+from gpt2demo.memory import CONTEXT_BYTES, MemoryForecast, forecast, fused_sdpa
 
 _GIB: Final = 2**30
 _MIB: Final = 2**20
@@ -228,14 +228,14 @@ def _last(holds: Callable[[int], bool], most: int) -> int:
 
 
 def sentence(config: RunConfig, capacity: Capacity) -> str:
-    """The verdict's one sentence: the largest part, and what to change."""
+    """The verdict's words: what to change, the largest part, and whether SDPA has no kernel."""
     told = capacity.forecast(config)
     parts = asdict(told.parts)
     name = max(parts, key=parts.__getitem__)
     share = f"{PART_NAMES[name]}: {parts[name] / _GIB:.1f} of {told.peak_bytes / _GIB:.1f} GiB"
-    if capacity.verdict(told) in (FITS, UNKNOWN):
-        return f"Largest part, {share}."
-    return f"{advice(config, capacity)} Largest part, {share}."
+    words = [] if capacity.verdict(told) in (FITS, UNKNOWN) else [advice(config, capacity)]
+    words += [f"Largest part, {share}.", without_kernel(config, capacity) or ""]
+    return " ".join(words).rstrip()
 
 
 def advice(config: RunConfig, capacity: Capacity) -> str:
@@ -251,18 +251,22 @@ def advice(config: RunConfig, capacity: Capacity) -> str:
     return f"Lower both, to B=1 and T={T}: that should fit." if T else _SMALLER
 
 
-def compare_words(config: RunConfig, device_type: str) -> str:
+def compare_words(config: RunConfig, capacity: Capacity) -> str:
     """What bf16 saves against fp32 at this setting, in words and figures."""
-    live = {
-        p: forecast(replace(config, precision=p), device_type).live_bytes for p in ("fp32", "bf16")
-    }
-    told = forecast(replace(config, precision="bf16"), device_type)
+    told = {p: capacity.forecast(replace(config, precision=p)) for p in ("fp32", "bf16", "fp16")}
+    live = {p: forecast.live_bytes for p, forecast in told.items()}
     saved = 1 - live["bf16"] / live["fp32"]
     figures = f"{live['fp32'] / _GIB:.2f} GiB in fp32, {live['bf16'] / _GIB:.2f} GiB in bf16"
+    if live["fp16"] == live["bf16"]:
+        figures += "; fp16 is as bf16, TF32 as fp32"
+    else:
+        figures += f", {live['fp16'] / _GIB:.2f} GiB in fp16; TF32 is as fp32"
     if abs(saved) < 0.005:
-        what = f"saves nothing here: the peak is the {told.phase}, all float32"
+        what = f"saves nothing here: the peak is the {told['bf16'].phase}, all float32"
     elif saved > 0:
         what = f"saves {saved * 100:.0f} % here" + ("" if config.compile else ", not half")
+    elif without_kernel(replace(config, precision="bf16"), capacity):
+        what = f"takes {-saved * 100:.0f} % more here: SDPA has no fused kernel for it"
     else:
         what = f"takes {-saved * 100:.0f} % more here: it keeps copies beside the float32 originals"
     # compiled, the loss's tensors are 16-bit too: of the tiny model they are nearly all
@@ -271,8 +275,17 @@ def compare_words(config: RunConfig, device_type: str) -> str:
         if config.compile
         else "halve memory: weights, gradients, AdamW's moments and the loss"
     )
+    return f"bf16 does not {stay} stay float32. It {what} ({figures})."
+
+
+def without_kernel(config: RunConfig, capacity: Capacity) -> str | None:
+    """What it means that SDPA has no fused kernel for the run, in one sentence; None = it has."""
+    device_type, capability = capacity.device_type, capacity.compute_capability
+    if config.attention != "sdpa" or fused_sdpa(config.precision, device_type, capability):
+        return None
     return (
-        f"bf16 does not {stay} stay float32. It {what} ({figures}; fp16 is as bf16, TF32 as fp32)."
+        f"SDPA has no fused kernel for {config.precision} here: it keeps every score, as manual "
+        "attention does."
     )
 
 

@@ -77,6 +77,19 @@ def num_params(gpt: GPTConfig) -> int:
     return gpt.vocab_size * C + gpt.block_size * C + gpt.n_layer * layer + 2 * C
 
 
+def fused_sdpa(precision: str, device_type: str, compute_capability: str | None) -> bool:
+    """Whether SDPA trains through a fused kernel there, and not through plain matmuls that keep the
+    scores.
+
+    As torch's sdp_utils.cpp has it: no kernel of a GPU takes float64, NVIDIA's take bfloat16 from
+    compute capability 8.0 on (an unknown one counts as that), MPS has none that trains.
+    """
+    if device_type == "cuda":
+        old = compute_capability is not None and int(compute_capability.split(".")[0]) < 8
+        return precision != "fp64" and not (precision == "bf16" and old)
+    return device_type == "cpu" or (device_type != "mps" and precision != "fp64")
+
+
 def workspace_bytes(device_type: str, compute_capability: str | None) -> int:
     """cuBLAS's workspaces as torch sizes them: 32 MiB each from compute capability 9.0 on, else
     8.1 MiB; an unknown capability counts as the larger. Nothing is known of other devices.
@@ -131,10 +144,10 @@ def forecast(
 
     act = (2 * w + 14 * e) * N * C + 4 * w * N  # kept for backward, one layer
     scores = B * gpt.n_head * T * T
-    if not manual and (on_cpu or w == 4):
+    if not manual and fused_sdpa(config.precision, device_type, compute_capability):
         act += w * B * gpt.n_head * T  # the fused kernel keeps a logsumexp a row
     elif not manual:
-        act += w * scores  # no GPU kernel takes float64: torch falls back to plain matmuls
+        act += w * scores + 3 * (w - e) * N * C  # plain matmuls, of q, k and v in full precision
     elif amp and on_cpu:
         act += 2 * scores + T * T
     elif amp:

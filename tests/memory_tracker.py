@@ -108,19 +108,20 @@ def measure(
     T: int,
     optimizer: str,
     device_type: str = "cpu",
+    fused_sdpa: bool = True,
 ) -> Measured:
     """Run the lesson's step twice on fake tensors and measure it.
 
     `device_type` "cuda" keeps the fake tensors on the CPU and applies CUDA's rules: the default
     AdamW is the foreach one, autocast's softmax runs in float32, and SDPA of float64 has no kernel.
+    "mps" does the same with the plain AdamW. `fused_sdpa` False takes SDPA's kernel away.
     """
-    cuda = device_type == "cuda"
-    default = {"foreach": True} if cuda else {}
+    default = {"foreach": True} if device_type == "cuda" else {}
     with contextlib.ExitStack() as stack:
         stack.enter_context(FakeTensorMode())
-        if cuda and precision in AMP:
+        if device_type != "cpu" and precision in AMP:
             stack.enter_context(mock.patch.object(F, "softmax", _softmax_in_float32))
-        if cuda and precision == "fp64":
+        if not fused_sdpa or (device_type == "cuda" and precision == "fp64"):
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         torch.set_default_dtype(torch.float64 if precision == "fp64" else torch.float32)
         try:
@@ -165,7 +166,7 @@ def measure(
     )
 
 
-def measured(config: RunConfig, device_type: str = "cpu") -> Measured:
+def measured(config: RunConfig, device_type: str = "cpu", *, fused_sdpa: bool = True) -> Measured:
     """`measure` of a run's settings."""
     return measure(
         config.gpt,
@@ -175,6 +176,7 @@ def measured(config: RunConfig, device_type: str = "cpu") -> Measured:
         T=config.T,
         optimizer=config.optimizer,
         device_type=device_type,
+        fused_sdpa=fused_sdpa,
     )
 
 

@@ -415,7 +415,7 @@ def test_a_budget_lets_a_run_meet_the_wall_where_the_machine_can_bear_it():
 def test_the_sentence_names_the_largest_part(config, capacity):
     said = sentence(config, capacity)
     told = capacity.forecast(config)
-    found = re.search(r"Largest part, (.+): ([\d.]+) of ([\d.]+) GiB\.$", said)
+    found = re.search(r"Largest part, (.+): ([\d.]+) of ([\d.]+) GiB\.( SDPA has no .+\.)?$", said)
     parts = {PART_NAMES[name]: size for name, size in report(config, capacity)["parts"].items()}
     assert parts[found[1]] == max(parts.values())
     assert float(found[2]) == pytest.approx(parts[found[1]] / GIB, abs=0.051)
@@ -440,8 +440,9 @@ FUSED = RunConfig(B=4, T=1024, optimizer="fused")
     ],
 )
 def test_what_bf16_saves_is_said_in_figures(config, device_type, said):
-    words = compare_words(config, device_type)
+    words = compare_words(config, Capacity(total_bytes=None, device_type=device_type))
     assert words.startswith("bf16 does not halve memory")
+    assert words.endswith("; fp16 is as bf16, TF32 as fp32).")
     assert said in words
     fp32, bf16 = (
         live(replace(config, precision=precision), device_type) / GIB
@@ -451,10 +452,38 @@ def test_what_bf16_saves_is_said_in_figures(config, device_type, said):
     assert (float(found[1]), float(found[2])) == pytest.approx((fp32, bf16), abs=0.011)
 
 
+def test_a_gpu_whose_sdpa_has_no_kernel_for_bf16_is_told_of_it():
+    """A T4: SDPA runs bf16 as plain matmuls in float32, fp16 as one kernel."""
+    old, new = (
+        Capacity(total_bytes=15 * GIB, device_type="cuda", compute_capability=capability)
+        for capability in ("7.5", "8.0")
+    )
+    sdpa = replace(FUSED, attention="sdpa")
+    without = {
+        p: measured(replace(sdpa, precision=p), "cuda", fused_sdpa=p != "bf16").peak_bytes / GIB
+        for p in ("fp32", "bf16", "fp16")
+    }
+    words = compare_words(sdpa, old)
+    more = without["bf16"] / without["fp32"] - 1
+    assert f"It takes {more:.0%}".replace("%", " %") in words
+    assert "more here: SDPA has no fused kernel for it" in words
+    found = re.search(
+        r"([\d.]+) GiB in fp32, ([\d.]+) GiB in bf16, ([\d.]+) GiB in fp16; TF32", words
+    )
+    assert [float(x) for x in found.groups()] == pytest.approx([*without.values()], abs=0.011)
+    for capacity, precision, told in ((old, "bf16", 1), (old, "fp16", 0), (new, "bf16", 0)):
+        assert ("SDPA has no" in sentence(replace(sdpa, precision=precision), capacity)) == told
+    assert "SDPA" not in sentence(replace(FUSED, precision="bf16"), old)
+    # what once read as room enough
+    large = replace(sdpa, B=8, precision="bf16")
+    assert verdict(large, old) in (MAY_FAIL, WILL_NOT_FIT)
+    assert verdict(large, new) == verdict(replace(large, precision="fp16"), old) == FITS
+
+
 @given(configs, st.sampled_from(("cpu", "cuda", "xpu", "mps")))
 @example(RunConfig(model="tiny", B=32, T=175, compile=True), "cpu")
 def test_nobody_is_told_that_bf16_halves_memory(config, device_type):
-    words = compare_words(config, device_type)
+    words = compare_words(config, Capacity(total_bytes=None, device_type=device_type))
     assert ("not halve memory" in words) != config.compile
     assert ("and the loss stay float32" in words) != config.compile
     fp32, bf16 = (float(found) for found in re.findall(r"([\d.]+) GiB in", words))

@@ -33,13 +33,15 @@ PARTS = [
 ]
 
 
-def check(config: RunConfig, device_type: str = "cpu") -> None:
+def check(
+    config: RunConfig, device_type: str = "cpu", capability: str | None = None, **measuring: bool
+) -> None:
     """The forecasts of one and of two steps equal the measured peaks, but for AdamW's step counters
     and a few scalars.
     """
-    found = measured(config, device_type)
+    found = measured(config, device_type, **measuring)
     for steps, peak in enumerate(found.after, 1):
-        told = forecast(replace(config, steps=steps), device_type)
+        told = forecast(replace(config, steps=steps), device_type, compute_capability=capability)
         assert told.live_bytes == pytest.approx(peak.peak_bytes, rel=0.005)  # what is promised
         assert abs(told.live_bytes - peak.peak_bytes) <= 4 * found.weight_tensors + 1024
         if told.phase == "optimizer step":
@@ -166,6 +168,32 @@ def test_forecast_is_the_peak_under_cudas_rules(setting: dict[str, object]) -> N
     assert "_scaled_dot_product_flash_attention_for_cpu" not in found.ops or (
         config.precision != "fp64"
     )
+
+
+@pytest.mark.parametrize(
+    ("setting", "device_type", "capability"),
+    [
+        # no kernel of SDPA takes bfloat16 below capability 8.0, and MPS has none that trains
+        ({"model": "tiny", "B": 4, "T": 512, "precision": "bf16"}, "cuda", "7.5"),
+        ({"B": 2, "T": 1024, "precision": "bf16", "optimizer": "fused"}, "cuda", "7.0"),
+        ({"model": "tiny", "B": 3, "T": 200, "precision": "fp16"}, "mps", None),
+        ({"B": 4, "T": 512}, "mps", None),
+    ],
+    ids=str,
+)
+def test_where_sdpa_has_no_kernel_the_scores_are_forecast(setting, device_type, capability) -> None:
+    config = RunConfig(attention="sdpa", **setting)
+    check(config, device_type, capability, fused_sdpa=False)
+    assert "bmm" in measured(config, device_type, fused_sdpa=False).ops
+
+    def peak(T, **other):
+        return forecast(replace(config, T=T, **other), device_type, compute_capability=capability)
+
+    assert peak(1024).parts.activations > 2.2 * peak(512).parts.activations
+    if device_type == "cuda":  # float16 has a kernel there, and every card from 8.0 on takes both
+        fp16 = peak(1024, precision="fp16").parts.activations
+        new = forecast(replace(config, T=1024), "cuda", compute_capability="8.0")
+        assert fp16 == new.parts.activations < peak(1024).parts.activations / 1.5
 
 
 # no shrinking: a failing example is as clear as a smaller one, and shrinking takes minutes

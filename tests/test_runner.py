@@ -335,6 +335,15 @@ def test_an_ordinary_error_leaves_the_gpu_in_use(monkeypatch, caplog):
     assert not progress.poisoned
 
 
+def test_a_run_whose_sdpa_has_no_kernel_says_so(monkeypatch):
+    monkeypatch.setattr("gpt2demo.fit.fused_sdpa", lambda *_: False)
+    summary, _ = execute(tiny(attention="sdpa"))
+    assert summary.notes == (
+        "SDPA has no fused kernel for fp32 here: it keeps every score, as manual attention does.",
+    )
+    assert execute(tiny())[0].notes == ()
+
+
 def test_host_memory_that_the_driver_lends_is_noted(monkeypatch):
     total = 8 * 2**30
     monkeypatch.setattr(

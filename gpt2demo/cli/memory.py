@@ -64,7 +64,7 @@ def _memory(args: argparse.Namespace, interruption: Interruption) -> int:
         ("peak", f"{gib(told['peak_bytes'])} ({told['phase']})"),
         *((PART_NAMES[name], gib(count)) for name, count in told["parts"].items() if count),
         ("advice", told["sentence"]),
-        ("bf16", compare_words(config, capacity.device_type)),
+        ("bf16", compare_words(config, capacity)),
         ("basis", told["basis"]),
     ]
     lines = aligned(rows)

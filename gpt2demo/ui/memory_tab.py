@@ -9,7 +9,15 @@ from typing import Any, Final
 import gradio as gr
 
 from gpt2demo.config import PRECISIONS, InputError, RunConfig
-from gpt2demo.fit import CARDS, Capacity, basis, compare_words, fit_map, largest
+from gpt2demo.fit import (
+    CARDS,
+    Capacity,
+    basis,
+    compare_words,
+    fit_map,
+    largest,
+    without_kernel,
+)
 from gpt2demo.hub import Hub
 from gpt2demo.run import Run
 from gpt2demo.table import forecast_errors
@@ -17,7 +25,7 @@ from gpt2demo.ui.controls import step_config
 from gpt2demo.ui.fit_map import fit_map_message, fit_map_view
 from gpt2demo.ui.memory_bar import forecast_bar, out_of_memory_panel
 
-_SAME: Final = {"tf32": "fp32", "fp16": "bf16"}  # byte for byte the same memory
+_SAME: Final = {"tf32": "fp32", "fp16": "bf16"}  # SDPA's kernel apart
 _INTRO: Final = (
     "<p>Before a run: what its peak will hold, from the settings alone. On a CPU a smaller card is "
     "emulated by following every tensor of the first two steps and stopping at the first that goes "
@@ -59,8 +67,7 @@ class MemoryTab:
         )
 
     def _words(self, config: RunConfig, capacity: Capacity) -> str:
-        device_type = self.hub.device.type
-        paragraphs = [compare_words(config, device_type), basis(config, device_type)]
+        paragraphs = [compare_words(config, capacity), basis(config, self.hub.device.type)]
         paragraphs += _errors(tuple(self.hub.finished))
         text = "".join(f"<p>{escape(paragraph)}</p>" for paragraph in paragraphs)
         bar = forecast_bar(config, capacity, with_legend=True)
@@ -70,7 +77,7 @@ class MemoryTab:
         grid = fit_map(config, capacity)
         frontiers: dict[str, list[int]] = {}
         for precision in PRECISIONS:
-            twin = _SAME.get(precision)
+            twin = _twin(replace(config, precision=precision), capacity)
             frontiers[precision] = (
                 frontiers[twin]
                 if twin in frontiers
@@ -85,7 +92,7 @@ class MemoryTab:
             (config.B, config.T),
             config.precision,
             frontiers,
-            list(filter(None, (_mark(run, config) for run in list(self.hub.finished)))),
+            list(filter(None, (_mark(run, config, capacity) for run in list(self.hub.finished)))),
         )
 
 
@@ -180,11 +187,19 @@ def _found(text: str) -> str:
     return f'<p class="found" aria-live="polite">{escape(text or hint)}</p>'
 
 
-def _mark(run: Run, config: RunConfig) -> dict[str, Any] | None:
+def _twin(config: RunConfig, capacity: Capacity) -> str:
+    """The first of the precisions that take the same memory, byte for byte."""
+    twin = replace(config, precision=_SAME.get(config.precision, config.precision))
+    alike = bool(without_kernel(config, capacity)) == bool(without_kernel(twin, capacity))
+    return twin.precision if alike else config.precision
+
+
+def _mark(run: Run, config: RunConfig, capacity: Capacity) -> dict[str, Any] | None:
     """The run as a mark on the map of `config`; None where it says nothing of it."""
     same = ("model", "attention", "optimizer", "compile", "vocab_size", "budget_gib")
-    precisions = {_SAME.get(c.precision, c.precision) for c in (run.config, config)}
-    if len(precisions) > 1 or any(getattr(run.config, f) != getattr(config, f) for f in same):
+    if any(getattr(run.config, f) != getattr(config, f) for f in same):
+        return None
+    if len({_twin(c, capacity) for c in (run.config, config)}) > 1:
         return None
     state = run.state
     if state != "out of memory" and len(run.steps) < 2:
