@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 from gpt2demo.config import RunConfig
+from gpt2demo.memory import fused_sdpa
 from gpt2demo.step_counts import (
     CLASSIFIER,
     FORMS,
@@ -217,6 +218,8 @@ def _notes(config: RunConfig, rates: Rates) -> tuple[str, ...]:
         )
     if config.attention == "sdpa":
         notes.append("SDPA is counted at the MLP's rate; its kernel was not measured.")
+        if not fused_sdpa(config.precision, rates.device_type, None):
+            notes.append("It has no fused kernel here: plain matmuls take longer than counted.")
         if config.precision == "tf32" and rates.device_type == "cuda":
             notes.append(
                 "On an NVIDIA GPU SDPA runs the same kernel in fp32 and TF32: TF32 gains nothing "
