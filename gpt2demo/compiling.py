@@ -19,8 +19,9 @@ _MISSING: Final = {
     "CppCompileError": "the C++ compiler failed",
     "TritonMissing": "the package triton is missing",
     "GPUTooOldForTriton": "this GPU is too old for triton",
+    "Failed to find C compiler": "triton found no C compiler (gcc or clang)",
+    "CalledProcessError": "triton's C compiler failed (it needs Python's headers)",
 }
-
 
 _CACHE: Final = "TORCHINDUCTOR_CACHE_DIR"  # torch's own variable
 
@@ -60,6 +61,15 @@ def compile_model(
     """
     t0 = time.perf_counter()
     note = None
+    if _skips(config, device):
+        return (
+            model,
+            0.0,
+            (
+                "torch.compile leaves bf16 alone on this GPU, which has no bf16 units. "
+                "The run goes on without it."
+            ),
+        )
     x = torch.zeros(config.B, config.T, dtype=torch.long, device=device)
     try:
         compiled = torch.compile(model)
@@ -73,6 +83,17 @@ def compile_model(
         note = f"torch.compile did not work here: {_reason(exc)}. The run goes on without it."
     model.zero_grad()
     return compiled, time.perf_counter() - t0, note
+
+
+def _skips(config: RunConfig, device: torch.device) -> bool:
+    """Whether torch's compiler would leave the model as it is, with no more than a warning.
+
+    So it does where a GPU only emulates bfloat16 (`_check_triton_bf16_support` in
+    torch/_inductor/compile_fx.py).
+    """
+    bf16 = PRECISION[config.precision].autocast_dtype is torch.bfloat16
+    cuda = device.type == "cuda"
+    return bf16 and cuda and not torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def _reason(exc: BaseException) -> str:

@@ -397,6 +397,9 @@ def test_sdpas_forecast_says_what_was_not_measured():
 
     assert "kernel was not measured" in notes("bf16", "cuda")
     assert "kernel was not measured" in notes("tf32", "cpu")
+    assert "no fused kernel here" in notes("fp64", "cuda")
+    assert "no fused kernel here" in notes("fp32", "mps")
+    assert "no fused kernel" not in notes("bf16", "cuda") + notes("fp64", "cpu")
     assert "the same kernel in fp32 and TF32" in notes("tf32", "cuda")
     for other in (("fp32", "cuda"), ("tf32", "cpu"), ("tf32", "cuda", "manual")):
         assert "the same kernel" not in notes(*other)

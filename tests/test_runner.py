@@ -8,13 +8,16 @@ import sys
 import tempfile
 import weakref
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
+from torch._inductor.exc import InductorError
 
 from gpt2demo import runner
 from gpt2demo import train as train_module
-from gpt2demo.compiling import ensure_cache_folder
+from gpt2demo.compiling import compile_model, ensure_cache_folder
 from gpt2demo.config import GPTConfig, InputError, RunConfig
 from gpt2demo.data import load_tokens
 from gpt2demo.device import DeviceInfo, probe_device
@@ -372,6 +375,48 @@ def test_a_run_that_was_stopped_early_is_held_against_the_forecast_of_its_steps(
 
 
 # ------------------------------------------------------------------ torch.compile
+
+
+@pytest.mark.parametrize(
+    ("inner", "said"),
+    [
+        (RuntimeError("Failed to find C compiler. Please specify via CC"), "no C compiler (gcc"),
+        (subprocess.CalledProcessError(1, ["/usr/bin/gcc", "main.c"]), "it needs Python's headers"),
+        (ValueError("anything else"), "it ended with InductorError"),
+    ],
+)
+def test_what_triton_lacks_is_named(inner, said, monkeypatch):
+    def broken(model):
+        def call(*_):
+            raise InductorError(inner, None)
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", broken)
+    summary, _ = execute(tiny(compile=True, steps=3))
+    assert summary.state == "finished"
+    assert said in summary.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("precision", "capability", "skips"),
+    [("bf16", 7, True), ("bf16", 8, False), ("fp16", 7, False), ("fp32", 7, False)],
+)
+def test_a_gpu_on_which_torch_compiles_no_bf16_is_told(precision, capability, skips, monkeypatch):
+    """Torch itself warns and runs on uncompiled. As on a T4, bf16 is emulated below 8.0."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    properties = SimpleNamespace(major=capability, minor=5)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    asked = []
+    monkeypatch.setattr(torch, "zeros", lambda *_, **__: asked.append("input"))
+    monkeypatch.setattr(torch, "compile", lambda model: asked.append("compile") or model)
+    model = nn.Linear(1, 1)
+    config = tiny(precision=precision, compile=True)
+    same, _, note = compile_model(model, config, torch.device("cuda"))
+    assert same is model
+    assert (asked == []) == skips
+    assert ("leaves bf16 alone on this GPU" in (note or "")) == skips
 
 
 def test_a_compiler_that_is_missing_is_named_and_the_run_goes_on(monkeypatch):
