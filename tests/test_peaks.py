@@ -36,6 +36,8 @@ KNOWN = [
     ("NVIDIA H100 PCIe", 85021163520, 2000, 51.2, 378, 756, 756, 51),
     ("NVIDIA H200", 150109880320, 4800, 67, 494.5, 989, 989, 67),
     ("NVIDIA B200", 191510609920, 7700, 75, 1125, 2250, 2250, 37),
+    # 97,887 MiB; its tensor rates are printed without a word on sparsity
+    ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 97887 * 2**20, 1597, 120, *4 * [None]),
     ("NVIDIA GeForce RTX 5090", 33661911040, 1792, 104.8, 104.8, 209.5, 209.5, 1.64),
     ("AMD Instinct MI300X", 206141652992, 5300, 163.4, 653.7, 1307.4, 1307.4, 163.4),
     # one of two dies: half of the module's 383 and 95.7
@@ -69,6 +71,7 @@ def test_known_cards(known):
         ("NVIDIA GeForce RTX 3080", 16 * GIB),
         ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", 5 * GIB),
         ("NVIDIA H100 80GB HBM3 MIG 3g.40gb", 40 * GIB),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition MIG 2g.48gb", 47 * GIB),
         ("NVIDIA A100-SXM4-40GB", 5 * GIB),
         ("NVIDIA A100-SXM4-40GB", 0),
         ("AMD Instinct MI250X / MI250", 64 * GIB),
