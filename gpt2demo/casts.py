@@ -1,6 +1,7 @@
 """What autocast really casts: each operation of a real forward pass with the types it saw."""
 
 import contextlib
+import functools
 import re
 from collections.abc import Callable
 from typing import Any, Final
@@ -45,7 +46,8 @@ class ForwardWatch(contextlib.ExitStack):
         self._names: dict[int, str] = {}  # id of a module -> its path
         self._path: list[str] = []
         self._seen: dict[tuple[Any, ...], int] = {}
-        self._kernels: list[torch.dtype] | None = None  # of the operation under way
+        # of the operation under way, a type a kernel
+        self._kernels: list[torch.dtype] | None = None
 
     def __enter__(self) -> "ForwardWatch":
         """Start to watch."""
@@ -97,8 +99,10 @@ class ForwardWatch(contextlib.ExitStack):
 
     def kernel(self, name: str, tensors: list[torch.Tensor]) -> None:
         """One kernel, below autocast."""
-        if self._kernels is not None and name not in _MOVES:
-            self._kernels += [t.dtype for t in tensors if t.is_floating_point()]
+        dtypes = [t.dtype for t in tensors if t.is_floating_point()]
+        if self._kernels is not None and name not in _MOVES and dtypes:
+            # one that is given two types computes in the wider one
+            self._kernels.append(functools.reduce(torch.promote_types, dtypes))
 
     def _note(
         self,
@@ -110,16 +114,13 @@ class ForwardWatch(contextlib.ExitStack):
         tensors = [leaf for leaf in tree_iter(given) if isinstance(leaf, torch.Tensor)]
         weights = [t for t in tensors if isinstance(t, nn.Parameter)]
         inputs = [t for t in tensors if not isinstance(t, nn.Parameter)]
-        widest = computed[0]
-        for dtype in computed[1:]:  # a kernel that is given two types computes in the wider one
-            widest = torch.promote_types(widest, dtype)
         name = getattr(func, "__name__", str(func)).strip("_")
         key = (
             _LAYER.sub(".*", self._path[-1].removeprefix("transformer.")) or "GPT",
             name,
             tuple(dict.fromkeys(type_name(t.dtype) for t in inputs)),
             type_names(t.dtype for t in weights) if weights else None,
-            type_name(widest),
+            type_names(computed),
             type_name(out.dtype),
         )
         self._seen[key] = self._seen.get(key, 0) + 1
@@ -148,9 +149,16 @@ class _Kernels(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        tensors = [leaf for leaf in tree_iter((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        self._watch.kernel(func.overloadpacket.__name__, tensors)
-        return func(*args, **(kwargs or {}))
+        out = func(*args, **(kwargs or {}))
+        if func.namespace == "aten":  # prim::device and its like compute nothing
+            given, result = (
+                [leaf for leaf in tree_iter(some) if isinstance(leaf, torch.Tensor)]
+                for some in ((args, kwargs), out)
+            )
+            # one that returns a wider type than it was given, as CUDA's softmax of float16 does,
+            # computes in that; further results are its own notes: a logsumexp
+            self._watch.kernel(func.overloadpacket.__name__, [*given, *result[:1]])
+        return out
 
 
 def state_types(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> tuple[str, str, str]:

@@ -148,6 +148,11 @@ def cast_words(found: Inspection) -> tuple[str, ...]:
             "On a GPU autocast casts softmax to float32; on a CPU it leaves softmax the type that "
             "it is given."
         )
+    if any("16 + float32" in t for t in kinds["loss"]):
+        words.append(
+            "On a GPU autocast casts within the loss: its log-softmax keeps the logits' type, and "
+            "what it returned is cast to float32. On a CPU the whole loss is cast."
+        )
     if found.config["precision"] == "tf32":
         words.append(
             "TF32 is no type that a tensor has: where the device has it, a matmul rounds its "

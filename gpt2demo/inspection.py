@@ -68,7 +68,7 @@ class Cast:
     operation: str  # as the code calls it: "linear"
     inputs: tuple[str, ...]  # types that it was called with, each once: "float32"
     weight: str | None  # of the parameters among them
-    compute: str  # what its kernel was given, after the casts
+    compute: str  # what its kernels were given, after the casts; " + " where they differ
     output: str
     times: int  # in one forward pass
 

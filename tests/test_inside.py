@@ -20,6 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.flop_counter import FlopCounterMode
 
 from gpt2demo import cli, inside, step_profile
+from gpt2demo.casts import ForwardWatch
 from gpt2demo.config import PRECISIONS, InputError, RunConfig
 from gpt2demo.data import load_tokens
 from gpt2demo.device import probe_device
@@ -429,6 +430,29 @@ def test_what_the_lesson_says_of_autocast_is_so(seen, setting):
         assert "on a CPU it leaves softmax" in told
 
 
+def test_kernels_of_two_types_are_both_told(seen):
+    """As a GPU's autocast runs the loss: log-softmax in the logits' type, the rest in float32."""
+
+    def cross_entropy(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.nll_loss(F.log_softmax(x, dim=-1).float(), y)
+
+    class Loss(nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return watch.call(cross_entropy, (x, y), {})
+
+    with ForwardWatch(lambda: True, lambda output: None) as watch:
+        Loss()(torch.randn(4, 9, dtype=torch.bfloat16), torch.zeros(4, dtype=torch.long))
+    (loss,) = watch.operations()
+    assert (loss.operation, loss.compute) == ("cross_entropy", "bfloat16 + float32")
+    assert loss.output == "float32"
+    found = seen["bf16", "manual"]
+    on_cpu = " ".join(cast_words(found))
+    on_gpu = cast_words(replace(found, casts=replace(found.casts, operations=(loss,))))
+    assert "loss bfloat16 + float32" in on_gpu[0]
+    assert "its log-softmax keeps the logits' type" in " ".join(on_gpu)
+    assert "log-softmax" not in on_cpu
+
+
 def test_fp64_and_tf32_have_one_type(info):
     found = inspect_step(tiny(precision="fp64"), info)
     casts = found.casts
@@ -708,12 +732,13 @@ def test_the_script_for_a_gpu_finds_what_cannot_be(seen):
         "tensor cores are known",
         "tensor cores work where they should",
         "softmax computes in float32 under autocast",  # a CPU leaves it alone
+        "autocast casts within the loss",  # a CPU casts all of it
     ]
     assert "bf16  manual" in check_inside.row(as_gpu)
     good = replace(as_gpu.profile, tensor_core_share=0.5)
+    on_a_gpu = {"softmax": "float32", "cross_entropy": "bfloat16 + float32"}
     operations = tuple(
-        replace(c, compute="float32") if c.operation == "softmax" else c
-        for c in found.casts.operations
+        replace(c, compute=on_a_gpu.get(c.operation, c.compute)) for c in found.casts.operations
     )
     good = replace(as_gpu, profile=good, casts=replace(found.casts, operations=operations))
     assert check_inside.faults(good) == []

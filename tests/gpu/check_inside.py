@@ -48,8 +48,11 @@ def faults(found: Inspection) -> list[str]:
         "softmax computes in float32 under autocast": softmax is None
         or c["precision"] not in SHORT
         or softmax.compute == "float32",
+        "autocast casts within the loss": c["precision"] == "fp64"
+        or types["GPT", "cross_entropy"].compute
+        == (f"{logits} + float32" if c["precision"] in SHORT else "float32"),
         "the loss is float32": c["precision"] == "fp64"
-        or types["GPT", "cross_entropy"].compute == "float32",
+        or types["GPT", "cross_entropy"].output == "float32",
         "weights are float32": c["precision"] == "fp64" or found.casts.weights == "float32",
         "without a synchronize the clock reads less": waits
         or (found.unsynchronized_ms or 0) < (found.step_ms or 0),
