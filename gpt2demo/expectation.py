@@ -19,9 +19,9 @@ from gpt2demo.support import Support
 if TYPE_CHECKING:  # device.py imports torch, which this module does without
     from gpt2demo.device import DeviceInfo
 
-# What a step reaches of the datasheet's rates. Held against the six step times of the lesson on an
-# A100 (1000 ms in fp32, 333 TF32, 300 bf16, 130 compiled, 96 with fused attention, 90 with fused
-# AdamW too): every one within a sixth. A probe's rates are achieved ones and count whole.
+# What a step reaches of the datasheet's rates. Held against the seven step times of the lesson on
+# an A100 (`lesson.RUNGS`): every one within a fifth. A probe's rates are achieved ones and count
+# whole.
 _OF_PEAK: Final = 0.85
 _OF_BANDWIDTH: Final = 0.7
 # the host's time to start one small operation on a GPU

@@ -51,6 +51,7 @@ CARDS: Final[dict[float, str]] = {
     141: "H200",
 }
 _SMALLER: Final = "Take a smaller model."
+_LOSS: Final = "cross-entropy backward"  # the one of memory's phases that a precision moves
 
 # The map's axes: what the sliders' ends and the usual sizes are.
 MAP_B: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
@@ -261,7 +262,9 @@ def compare_words(config: RunConfig, capacity: Capacity) -> str:
         figures += "; fp16 is as bf16, TF32 as fp32"
     else:
         figures += f", {live['fp16'] / _GIB:.2f} GiB in fp16; TF32 is as fp32"
-    if abs(saved) < 0.005:
+    if abs(saved) < 0.005 and told["bf16"].phase == told["fp32"].phase == _LOSS:
+        what = "saves nothing here: copies beside the float32 originals take what it saves"
+    elif abs(saved) < 0.005:
         what = f"saves nothing here: the peak is the {told['bf16'].phase}, all float32"
     elif saved > 0:
         what = f"saves {saved * 100:.0f} % here" + ("" if config.compile else ", not half")
@@ -300,7 +303,8 @@ def basis(config: RunConfig, device_type: str) -> str:
         )
     if on_cpu:
         return "Within 0.5 % of tracked steps."
-    return "Within 0.5 % of steps simulated with CUDA's rules; fragmentation comes on top."
+    whose = "through CUDA's own dispatcher" if device_type == "cuda" else "with CUDA's rules"
+    return f"Within 0.5 % of steps simulated {whose}; fragmentation comes on top."
 
 
 def report(config: RunConfig, capacity: Capacity) -> dict[str, Any]:

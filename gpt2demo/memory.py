@@ -158,7 +158,9 @@ def forecast(
     saved = L * (act + copies) + (w + e) * N * C + 2 * w * N + 8 * T + (2 * V * C if amp else 0)
 
     batch = 16 * N  # idx and targets are int64
-    logits = 3 * w * N * V
+    # cross-entropy's log-softmax, the loss's gradient of it, and what that is cast from or to: a
+    # CPU's autocast lifts all of the loss to float32, others only what log-softmax returned
+    logits = (3 * w if on_cpu else 2 * w + e) * N * V
     embedding = 2 * w * V * C  # the embedding's share of the tied gradient, and the sum
     if config.compile:
         logits = 3 * e * N * V

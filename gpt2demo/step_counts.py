@@ -80,7 +80,7 @@ def operations(config: RunConfig, device_type: str) -> int:
     if amp:
         ops += L * _LAYER_CASTS + _OTHER_CASTS
         if config.attention == "manual" and device_type != "cpu":
-            ops += L * _SOFTMAX_CASTS
+            ops += L * (_SOFTMAX_CASTS - (2 if _softmax_casts(config, device_type) else 0))
     loop = config.optimizer == "default" and not _foreach(device_type)
     return ops + (L * _LAYER_TENSORS + _OTHER_TENSORS) * (_LOOP_OPS if loop else _LISTED_OPS)
 
@@ -121,15 +121,22 @@ def traffic(config: RunConfig, device_type: str) -> Iterator[Traffic]:
         # a GPU's autocast lifts softmax to float32, a CPU's does not
         lifted = amp and device_type != "cpu"
         yield passes("scores", L * (4 + 4), scores * e)  # scaling, mask; backward the same
-        yield passes("scores", L * (2 + 3), scores * (w if lifted else e))  # softmax
+        # softmax, and backward
+        if _softmax_casts(config, device_type):
+            yield passes("scores", L * (1 + 2), scores * w)
+            yield passes("scores", L * (1 + 1), scores * e)
+        else:
+            yield passes("scores", L * (2 + 3), scores * (w if lifted else e))
         yield passes("scores", L, T * T * w)  # bias == 0 ...
         yield passes("scores", 3 * L, T * T)  # ... a bool of a byte, read twice
         if lifted:
-            yield passes("casts", 4 * L, scores * w)
-            yield passes("casts", 4 * L, scores * e)
+            casts = 2 if _softmax_casts(config, device_type) else 4
+            yield passes("casts", casts * L, scores * w)
+            yield passes("casts", casts * L, scores * e)
 
-    # log_softmax 2; backward: nll_loss fills 1, log_softmax 3
-    yield passes("loss", 6, N * V * w)
+    # backward: nll_loss fills 1; log_softmax 2, backward 3: a CPU's autocast lifts it to float32
+    yield passes("loss", 1, N * V * w)
+    yield passes("loss", 2 + 3, N * V * (w if device_type == "cpu" else e))
 
     layer = (3 * C * C, C * C, 4 * C * C, 4 * C * C)  # c_attn, c_proj, c_fc, c_proj
     if amp:
@@ -173,6 +180,11 @@ def attention_products(config: RunConfig) -> Iterator[tuple[int, tuple[int, int]
     else:
         yield L, (2 * product, 4 * n * e)  # q, k, v in, y out
         yield L, (5 * product, 8 * n * e)  # q, k, v, y and its gradient in, three gradients out
+
+
+def _softmax_casts(config: RunConfig, device_type: str) -> bool:
+    """Whether softmax itself casts what it is given: CUDA's does, from float16 to float32."""
+    return device_type == "cuda" and config.precision == "fp16"
 
 
 def _foreach(device_type: str) -> bool:

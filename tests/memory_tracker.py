@@ -8,7 +8,7 @@ death. On fake tensors it measures the step of a model of any size without its m
 import contextlib
 import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from unittest import mock
 
@@ -113,14 +113,14 @@ def measure(
     """Run the lesson's step twice on fake tensors and measure it.
 
     `device_type` "cuda" keeps the fake tensors on the CPU and applies CUDA's rules: the default
-    AdamW is the foreach one, autocast's softmax runs in float32, and SDPA of float64 has no kernel.
-    "mps" does the same with the plain AdamW. `fused_sdpa` False takes SDPA's kernel away.
+    AdamW is the foreach one, autocast is a GPU's, and SDPA of float64 has no kernel. "mps" does the
+    same with the plain AdamW. `fused_sdpa` False takes SDPA's kernel away.
     """
     default = {"foreach": True} if device_type == "cuda" else {}
     with contextlib.ExitStack() as stack:
         stack.enter_context(FakeTensorMode())
         if device_type != "cpu" and precision in AMP:
-            stack.enter_context(mock.patch.object(F, "softmax", _softmax_in_float32))
+            stack.enter_context(autocast_of_a_gpu())
         if not fused_sdpa or (device_type == "cuda" and precision == "fp64"):
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         torch.set_default_dtype(torch.float64 if precision == "fp64" else torch.float32)
@@ -180,11 +180,29 @@ def measured(config: RunConfig, device_type: str = "cpu", *, fused_sdpa: bool = 
     )
 
 
+@contextlib.contextmanager
+def autocast_of_a_gpu() -> Iterator[None]:
+    """What autocast casts on a GPU and not on a CPU, and the other way round, while on a CPU.
+
+    test_memory.py asks torch's dispatcher whether it is so.
+    """
+    with (
+        mock.patch.object(F, "softmax", _softmax_in_float32),
+        mock.patch.object(F, "cross_entropy", _cross_entropy_cast_late),
+    ):
+        yield
+
+
 _softmax = F.softmax
 
 
 def _softmax_in_float32(x: torch.Tensor, dim: int) -> torch.Tensor:
     return _softmax(x, dim=dim, dtype=torch.float32)
+
+
+def _cross_entropy_cast_late(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cpu", enabled=False):
+        return F.nll_loss(F.log_softmax(x, dim=-1).float(), y)
 
 
 def profiled_peak(run: Callable[[], object]) -> int:

@@ -11,9 +11,10 @@ from machines import MACHINES, fake
 from gpt2demo.compare import CAUSES, Verdict, explain
 from gpt2demo.config import PRECISIONS, RunConfig
 from gpt2demo.device import DeviceInfo, probe_device
-from gpt2demo.expectation import expect
+from gpt2demo.expectation import datasheet_rates, expect
+from gpt2demo.lesson import RUNGS
 from gpt2demo.race import PrecisionResult
-from gpt2demo.roofline import Rates
+from gpt2demo.roofline import Rates, step_forecast
 from gpt2demo.step_counts import FORMS, SHAPES
 
 LESSON = {"B": 16, "T": 1024}
@@ -94,8 +95,8 @@ def probed(launch: float | None = None, bandwidth: float | None = None, **flops:
 # machine, settings, precision, speed-up (and its spread), cause, words
 TABLE = [
     ("A100", LESSON, "tf32", (3.0,), "native", ("3.00x", "forecast 3.1x", "8.0x", "82 %", "4.2x")),
-    ("A100", LESSON, "bf16", (3.33,), "native", ("about the forecast 3.7x", "spec ratio 16.0x")),
-    ("A100", LESSON, "fp16", (3.3,), "native", ("16.0x", "elementwise operations take 17 %")),
+    ("A100", LESSON, "bf16", (3.33,), "native", ("about the forecast 3.8x", "spec ratio 16.0x")),
+    ("A100", LESSON, "fp16", (4.2,), "native", ("16.0x", "elementwise operations take 17 %")),
     ("A100", LESSON, "fp64", (0.8,), "native", ("0.80x", "rated like fp32", "twice the memory")),
     ("A100", LESSON, "bf16", (1.2,), "native, less than expected", ("less than", "may hold it")),
     ("A100", LESSON, "tf32", (5.5,), "native, more than expected", ("more than", "85 %")),
@@ -107,7 +108,7 @@ TABLE = [
     ("T4", PAGE, "tf32", (1.4,), "too noisy", ("1.40x", "machine itself changed", "fair rounds")),
     ("T4", PAGE, "bf16", (0.81,), "emulated", ("0.81x", "7.5", "use fp16", "widens it to float32")),
     ("T4", PAGE, "bf16", (1.2,), "emulated", ("1.20x", "by way of float32", "memory traffic")),
-    ("T4", PAGE, "fp16", (2.1,), "native", ("forecast 2.0x", "8.0x", "67 %", "2.3x is the most")),
+    ("T4", PAGE, "fp16", (2.1,), "native", ("forecast 2.3x", "8.0x", "67 %", "2.3x is the most")),
     ("T4", FEWEST, "fp16", (1.0,), "step too small", ("only", "the optimizer takes")),
     ("V100", PAGE, "tf32", (0.98,), "no effect", ("7.0",)),
     ("V100", PAGE, "bf16", (0.5,), "emulated", ("7.0", "use fp16")),
@@ -389,9 +390,11 @@ def test_the_estimate_keeps_amdahls_law(devices, settings):
     if settings == LESSON | LEAN:
         assert told["tf32"].speedup == pytest.approx(law, rel=0.01)
         assert told["tf32"].most == pytest.approx(1 / (1 - share), rel=0.15)
-    # bf16 and fp16 also cast, and fp16's scaler reads and writes every gradient once more
+    # bf16 and fp16 also cast, and fp16's scaler reads and writes every gradient once more; but
+    # CUDA's softmax casts float16 itself, which for bfloat16 takes passes of their own
     assert told["tf32"].speedup < told["bf16"].speedup < told["tf32"].most
-    assert 0.9 * told["bf16"].speedup < told["fp16"].speedup < told["bf16"].speedup
+    low, high = (0.9, 1) if LEAN.items() <= settings.items() else (1, 1.2)
+    assert low < told["fp16"].speedup / told["bf16"].speedup < high
 
 
 def test_more_tokens_make_faster_matmuls_worth_more(devices):
@@ -436,6 +439,17 @@ def test_a_probe_stands_in_for_the_datasheet(devices):
     assert "about the forecast" in verdict.words
     # a forward matmul says nothing of the scalar loop in backward
     assert expect(device, RunConfig(), rates)["fp16"].speedup is None
+
+
+def test_the_datasheet_forecasts_the_lessons_own_steps(devices):
+    """Its seven figures, measured on an A100 by somebody else, within the README's 18 %."""
+    rates, config = datasheet_rates(devices["A100"]), RunConfig(B=16, T=1024)
+    off = []
+    for rung in RUNGS:
+        config = replace(config, **rung.change)
+        off.append(step_forecast(config, rates).ms_per_step / rung.lesson_ms - 1)
+    assert max(map(abs, off)) == pytest.approx(0.18, abs=0.005)
+    assert abs(sum(off)) / len(off) < 0.1  # and not all to one side
 
 
 def test_a_probe_gives_an_emulated_precision_a_figure(devices):

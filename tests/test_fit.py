@@ -431,9 +431,9 @@ FUSED = RunConfig(B=4, T=1024, optimizer="fused")
 @pytest.mark.parametrize(
     ("config", "device_type", "said"),
     [
-        # GPT-2 at B=4, T=1024, by the memory study: 8473 and 8846 MiB; 6111 and 5333; 6542 on a CPU
-        (FUSED, "cuda", "takes 4 % more here"),
-        (replace(FUSED, attention="sdpa"), "cuda", "saves 13 % here, not half"),
+        # GPT-2 at B=4, T=1024: 8473 and 8454 MiB; 6111 and 4940; 6542 on a CPU
+        (FUSED, "cuda", "saves nothing here: copies beside the float32 originals"),
+        (replace(FUSED, attention="sdpa"), "cuda", "saves 19 % here, not half"),
         (FUSED, "cpu", "saves 23 % here, not half"),
         (tiny(B=1, T=8, optimizer="fused"), "cuda", "the peak is the gradient of the token emb"),
         (tiny(B=1, T=8, precision="fp16"), "cpu", "saves nothing here"),
@@ -475,7 +475,7 @@ def test_a_gpu_whose_sdpa_has_no_kernel_for_bf16_is_told_of_it():
         assert ("SDPA has no" in sentence(replace(sdpa, precision=precision), capacity)) == told
     assert "SDPA" not in sentence(replace(FUSED, precision="bf16"), old)
     # what once read as room enough
-    large = replace(sdpa, B=8, precision="bf16")
+    large = replace(sdpa, B=9, precision="bf16")
     assert verdict(large, old) in (MAY_FAIL, WILL_NOT_FIT)
     assert verdict(large, new) == verdict(replace(large, precision="fp16"), old) == FITS
 

@@ -135,3 +135,24 @@ def test_without_a_gpu_it_says_so_in_one_sentence():
     assert run.returncode == 2
     assert run.stderr == "There is no CUDA GPU here, so there is nothing to check.\n"
     assert run.stdout == ""
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="this torch is a CUDA build")
+def test_cudas_dispatcher_is_asked_of_a_cuda_build_alone():
+    run = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "tests.gpu.check_dispatch"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        cwd=ROOT,
+    )
+    assert (run.returncode, run.stdout) == (2, "")
+    assert run.stderr == "This needs torch's CUDA build and g++.\n"
+
+
+@pytest.mark.skipif(torch.version.cuda is None, reason="this torch is a CPU build")
+def test_cudas_dispatcher_does_what_the_forecast_and_the_casts_say():
+    command = [sys.executable, "-m", "tests.gpu.check_dispatch"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=ROOT)
+    assert run.returncode == 0, run.stdout + run.stderr

@@ -10,7 +10,13 @@ from memory_tracker import MemoryTracker, measured
 
 from gpt2demo import config as config_module
 from gpt2demo.config import ATTENTIONS, MODELS, OPTIMIZERS, PRECISIONS, GPTConfig, RunConfig
-from gpt2demo.memory import MemoryForecast, forecast, num_params, workspace_bytes
+from gpt2demo.memory import (
+    MemoryForecast,
+    forecast,
+    fused_sdpa,
+    num_params,
+    workspace_bytes,
+)
 from gpt2demo.model import GPT
 from gpt2demo.train import train
 
@@ -24,8 +30,8 @@ CPU_SCRATCH = 512 * MIB
 
 # which operation makes the peak of each phase
 PHASE_OPS = {
-    "cross-entropy backward": ("backward", "_log_softmax_backward_data"),
-    "gradient of the token embedding": ("backward", "add"),
+    "cross-entropy backward": {"_log_softmax_backward_data", "nll_loss_backward"},
+    "gradient of the token embedding": {"add"},
 }
 PARTS = [
     *("weights", "gradients", "moments", "activations", "logits"),
@@ -47,7 +53,8 @@ def check(
         if told.phase == "optimizer step":
             assert peak.part == "optimizer"
         else:
-            assert (peak.part, peak.op) == PHASE_OPS[told.phase]
+            assert peak.part == "backward"
+            assert peak.op in PHASE_OPS[told.phase]
         assert found.largest_bytes <= told.largest_tensor_bytes <= 2 * found.largest_bytes
 
 
@@ -168,6 +175,22 @@ def test_forecast_is_the_peak_under_cudas_rules(setting: dict[str, object]) -> N
     assert "_scaled_dot_product_flash_attention_for_cpu" not in found.ops or (
         config.precision != "fp64"
     )
+
+
+@pytest.mark.parametrize(
+    ("operation", "cast_on"),
+    [
+        ("softmax.int", {"CUDA", "XPU", "MPS"}),
+        ("cross_entropy_loss", {"CPU"}),  # elsewhere its log-softmax keeps the logits' type
+        ("nll_loss", {"CPU", "CUDA", "XPU", "MPS"}),
+        ("scaled_dot_product_attention", {"CPU", "CUDA", "XPU", "MPS"}),
+        ("gelu", set()),
+    ],
+)
+def test_autocast_of_a_gpu_is_what_torchs_dispatcher_says(operation, cast_on) -> None:
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    kinds = ("CPU", "CUDA", "XPU", "MPS")
+    assert {k for k in kinds if has(f"aten::{operation}", f"Autocast{k}")} == cast_on
 
 
 @pytest.mark.parametrize(
@@ -348,7 +371,8 @@ def test_forecast_invariants(config: RunConfig, device_type: str) -> None:
     assert peak() <= peak(B=config.B + 1)
     assert peak() <= peak(T=config.T + 1)
     assert peak(optimizer="fused") <= peak(optimizer="default")
-    assert peak(attention="sdpa") <= peak(attention="manual")
+    if fused_sdpa(config.precision, device_type, None):
+        assert peak(attention="sdpa") <= peak(attention="manual")
     assert peak(steps=1) <= peak(steps=2) == peak(steps=1000)
     # weights, gradients and two moments at the least
     assert peak() >= 4 * 4 * num_params(config.gpt)
@@ -385,7 +409,8 @@ def test_forecast_parts(
         "parts": parts,
     }
     # fp16 keeps what bf16 keeps, TF32 what fp32 does, part by part
-    assert told(changed(config, precision="fp16")) == told(changed(config, precision="bf16"))
+    if config.attention == "manual" or fused_sdpa("bf16", device_type, capability):
+        assert told(changed(config, precision="fp16")) == told(changed(config, precision="bf16"))
     assert told(changed(config, precision="tf32")) == told(changed(config, precision="fp32"))
     # sizes in place of the config's
     for B, T in ((1, 1), (config.B + 1, 1024), (config.T % 256 + 1, config.B)):
@@ -429,20 +454,22 @@ def test_a_context_is_counted_on_cuda_where_it_is_asked_for() -> None:
 
 
 def test_the_figures_of_the_memory_study() -> None:
-    """The peaks of GPT-2 that were measured before there was this code (MiB, foreach, step 2)."""
+    """The peaks of GPT-2 that were measured before there was this code (MiB, foreach, step 2), and
+    for bf16 on CUDA those of tests/gpu/check_dispatch.py.
+    """
     for setting, device_type, mib in [
         ({"B": 1, "T": 32, "attention": "sdpa"}, "cuda", 2374),
         ({"B": 4, "T": 128, "attention": "sdpa", "precision": "bf16"}, "cuda", 2374),
         ({"B": 1, "T": 32, "attention": "sdpa", "optimizer": "fused"}, "cuda", 2193),
         ({"B": 8, "T": 128, "attention": "sdpa"}, "cuda", 2596),
         ({"B": 4, "T": 1024, "attention": "sdpa"}, "cuda", 6111),
-        ({"B": 4, "T": 1024, "attention": "sdpa", "precision": "bf16"}, "cuda", 5333),
+        ({"B": 4, "T": 1024, "attention": "sdpa", "precision": "bf16"}, "cuda", 4940),
         ({"B": 4, "T": 1024}, "cuda", 8473),
-        ({"B": 4, "T": 1024, "precision": "bf16"}, "cuda", 8846),
+        ({"B": 4, "T": 1024, "precision": "bf16"}, "cuda", 8454),
         ({"B": 4, "T": 1024, "precision": "bf16"}, "cpu", 6542),
         ({"B": 8, "T": 1024, "attention": "sdpa"}, "cuda", 10798),
         ({"B": 8, "T": 1024}, "cuda", 15461),
-        ({"B": 8, "T": 1024, "precision": "bf16"}, "cuda", 15973),
+        ({"B": 8, "T": 1024, "precision": "bf16"}, "cuda", 15188),
     ]:
         told = forecast(RunConfig(**setting), device_type)
         assert told.live_bytes / MIB == pytest.approx(mib, rel=0.002), setting

@@ -73,7 +73,7 @@ def finished(config: RunConfig) -> Run:
     ],
 )
 def test_bf16_and_fp16_part_where_sdpa_has_a_kernel_for_one_of_them(shown, machine, lines, marks):
-    config = RunConfig(B=8, T=1024, precision="bf16", attention="sdpa")
+    config = RunConfig(B=9, T=1024, precision="bf16", attention="sdpa")
     bar, words, grid = shown(machine, config, finished(replace(config, precision="fp16", T=512)))
     assert {line["name"] for line in grid["lines"]} == lines
     assert len(grid["marks"]) == marks
