@@ -62,14 +62,11 @@ def compile_model(
     t0 = time.perf_counter()
     note = None
     if _skips(config, device):
-        return (
-            model,
-            0.0,
-            (
-                "torch.compile leaves bf16 alone on this GPU, which has no bf16 units. "
-                "The run goes on without it."
-            ),
+        note = (
+            "torch.compile leaves bf16 alone on this GPU, which has no bf16 units. "
+            "The run goes on without it."
         )
+        return model, 0.0, note
     x = torch.zeros(config.B, config.T, dtype=torch.long, device=device)
     try:
         compiled = torch.compile(model)

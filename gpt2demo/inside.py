@@ -132,6 +132,7 @@ class _Work:
     _moment: str = ""
     _profiler: StepProfiler | None = None
     _watch: ForwardWatch | None = None
+    _began: float = 0.0  # the clock when the gradients were dropped and forward began
     _returned: float | None = None  # the clock when AdamW's step had returned
     _scale: float = 1.0  # the loss scale of the step under way
     _model: weakref.ref = field(default=lambda: None)
@@ -159,6 +160,8 @@ class _Work:
 
     def _told(self, moment: str) -> None:
         self._moment = moment
+        if moment == "forward":
+            self._began = time.perf_counter()
         if self._profiler:
             self._profiler.moment(moment)
 
@@ -194,7 +197,8 @@ class _Work:
 
     def _read(self, kind: str, step: StepMetrics, now: float) -> None:
         if kind == "clock" and self._returned is not None:
-            t0 = now - step.step_ms / 1000
+            # both come after the loop's own t0: what it does between t1 and here, and zero_grad
+            t0 = min(now - step.step_ms / 1000, self._began)
             self.clock.append(
                 ClockReading(true_ms=step.step_ms, unsynchronized_ms=(self._returned - t0) * 1000)
             )

@@ -554,6 +554,13 @@ def test_a_device_that_works_on_its_own_is_waited_for(info, quick, monkeypatch):
     assert "The gradient scaler reads a number back" in clock_words(fp16, "cuda")
 
 
+def test_what_the_loop_does_between_two_steps_is_not_taken_from_the_reading(info, monkeypatch):
+    """The GPU's energy counter may be slow; a step here takes far less than 0.3 s."""
+    monkeypatch.setattr("gpt2demo.runner.EnergyMeter.after", lambda *_: time.sleep(0.3))
+    found = inspect_step(tiny(), info)
+    assert 0.3 * found.step_ms < found.unsynchronized_ms < found.step_ms < 300
+
+
 # --- care
 
 
