@@ -15,7 +15,8 @@ from gpt2demo.data import load_tokens
 from gpt2demo.device import DeviceInfo, memory_free_bytes, resolve_device
 from gpt2demo.ending import Failure, failed, interruption, ran_out, run_memory, summed_up
 from gpt2demo.energy import EnergyMeter
-from gpt2demo.fit import FITS, Capacity, advice, capacity_for, without_kernel
+from gpt2demo.fit import FITS, Capacity, capacity_for
+from gpt2demo.fit_words import advice, sdpa_words
 from gpt2demo.garbage import leave_out_the_program
 from gpt2demo.malloc import give_back
 from gpt2demo.memory import CONTEXT_BYTES, MemoryForecast
@@ -128,7 +129,7 @@ def measure(
             progress.phase = "loading the text"
             tokens, notes = load_tokens(config, max_text_bytes)
             progress.notes += notes
-        if note := without_kernel(config, capacity):
+        if note := sdpa_words(config, capacity):
             progress.notes.append(note)
         ensure_cache_folder()
         if refusal := _refusal(config, capacity, told):

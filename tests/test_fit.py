@@ -21,21 +21,16 @@ from gpt2demo.fit import (
     MAP_B,
     MAP_T,
     MAY_FAIL,
-    PART_NAMES,
     UNKNOWN,
     WILL_NOT_FIT,
     Capacity,
-    advice,
-    basis,
     capacity_for,
     card,
-    compare_words,
     fit_map,
     largest,
-    report,
-    sentence,
     smaller_that_fits,
 )
+from gpt2demo.fit_words import PART_NAMES, advice, basis, compare_words, report, sentence
 
 MIB = 2**20
 GIB = 2**30
@@ -474,6 +469,9 @@ def test_a_gpu_whose_sdpa_has_no_kernel_for_bf16_is_told_of_it():
     for capacity, precision, told in ((old, "bf16", 1), (old, "fp16", 0), (new, "bf16", 0)):
         assert ("SDPA has no" in sentence(replace(sdpa, precision=precision), capacity)) == told
     assert "SDPA" not in sentence(replace(FUSED, precision="bf16"), old)
+    # a card that need not be here may be old or new
+    assert "(T4, V100): there it keeps" in sentence(replace(sdpa, precision="bf16"), card(16))
+    assert "SDPA" not in sentence(replace(sdpa, precision="fp16"), card(16))
     # what once read as room enough
     large = replace(sdpa, B=9, precision="bf16")
     assert verdict(large, old) in (MAY_FAIL, WILL_NOT_FIT)

@@ -27,7 +27,7 @@ FLOORS: dict[int, tuple[str, ...]] = {
     ),
     # what a run will take, and what can go wrong
     2: (
-        *("flops", "memory", "fit", "oom", "tracker", "compiling", "energy"),
+        *("flops", "memory", "fit", "fit_words", "oom", "tracker", "compiling", "energy"),
         *("step_counts", "roofline", "probe"),
         *("histogram", "casts", "kernel_names", "step_profile"),
     ),
@@ -95,6 +95,7 @@ ONLY_FROM: dict[str, set[int | str]] = {
     "staircase_figure": {0, "charts", "staircase"},
     "memory": {0, 1},
     "fit": {0, 1, "memory"},
+    "fit_words": {0, 1, "memory", "fit"},
     "flops": {0, 1},
     **dict.fromkeys(COMMAND, {0, 1, 2, 3, 4} | (COMMAND - {"cli"})),
     "__main__": {"cli"},
@@ -102,7 +103,7 @@ ONLY_FROM: dict[str, set[int | str]] = {
     **dict.fromkeys(
         PAGE,
         {0, 4, 5, "device", "support", "precision"}
-        | {"memory", "fit", "flops", "peaks", "probe", "roofline"}
+        | {"memory", "fit", "fit_words", "flops", "peaks", "probe", "roofline"}
         | (PAGE - {"ui.page"}),
     ),
 }

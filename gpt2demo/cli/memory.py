@@ -13,7 +13,8 @@ from gpt2demo.cli.options import (
 )
 from gpt2demo.cli.output import Interruption, aligned, gib, put_json, say
 from gpt2demo.config import RunConfig, default_sizes
-from gpt2demo.fit import PART_NAMES, Capacity, card, compare_words, fit_map, report
+from gpt2demo.fit import Capacity, card, fit_map
+from gpt2demo.fit_words import PART_NAMES, compare_words, report
 from gpt2demo.json_file import check_json_path
 
 _MARKS = {"fits": ".", "may fail": "?", "will not fit": "#", "unknown": " "}

@@ -14,7 +14,8 @@ import gradio as gr
 
 from gpt2demo.config import InputError, RunConfig, default_sizes
 from gpt2demo.device import DeviceInfo, warnings_for
-from gpt2demo.fit import card, fit_map, report
+from gpt2demo.fit import card, fit_map
+from gpt2demo.fit_words import report
 from gpt2demo.hub import Hub
 from gpt2demo.probe import probe_report
 from gpt2demo.race_report import race_report

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from html import escape
 
 from gpt2demo.config import RunConfig
-from gpt2demo.fit import FITS, PART_NAMES, UNKNOWN, Capacity, sentence
+from gpt2demo.fit import FITS, UNKNOWN, Capacity
+from gpt2demo.fit_words import PART_NAMES, sentence
 from gpt2demo.records import RunRecord
 
 _GIB = 2**30
@@ -39,7 +40,7 @@ def bar(
     """A stacked bar.
 
     Args:
-        parts: bytes by part, the names of `fit.PART_NAMES`.
+        parts: bytes by part, the names of `fit_words.PART_NAMES`.
         capacity_bytes: where the wall stands; None = nobody knows.
         asked_bytes: an allocation that failed, drawn beyond the parts.
         with_legend: name every part below; without it the names come with the pointer.

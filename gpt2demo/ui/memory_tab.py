@@ -9,15 +9,8 @@ from typing import Any, Final
 import gradio as gr
 
 from gpt2demo.config import PRECISIONS, InputError, RunConfig
-from gpt2demo.fit import (
-    CARDS,
-    Capacity,
-    basis,
-    compare_words,
-    fit_map,
-    largest,
-    without_kernel,
-)
+from gpt2demo.fit import CARDS, Capacity, fit_map, largest
+from gpt2demo.fit_words import basis, compare_words
 from gpt2demo.hub import Hub
 from gpt2demo.run import Run
 from gpt2demo.table import forecast_errors
@@ -190,7 +183,7 @@ def _found(text: str) -> str:
 def _twin(config: RunConfig, capacity: Capacity) -> str:
     """The first of the precisions that take the same memory, byte for byte."""
     twin = replace(config, precision=_SAME.get(config.precision, config.precision))
-    alike = bool(without_kernel(config, capacity)) == bool(without_kernel(twin, capacity))
+    alike = capacity.lacks_kernel(config) == capacity.lacks_kernel(twin)
     return twin.precision if alike else config.precision
 
 
