@@ -138,9 +138,13 @@ def test_without_a_gpu_it_says_so_in_one_sentence():
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="this torch is a CUDA build")
-def test_cudas_dispatcher_is_asked_of_a_cuda_build_alone():
+@pytest.mark.parametrize(
+    ("script", "needs"),
+    [("check_dispatch", "torch's CUDA build and g++"), ("check_zero_gpu", "the package spaces")],
+)
+def test_what_needs_a_cuda_build_says_so(script, needs):
     run = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "tests.gpu.check_dispatch"],
+        [sys.executable, "-W", "error", "-m", f"tests.gpu.{script}"],
         capture_output=True,
         text=True,
         timeout=100,
@@ -148,7 +152,8 @@ def test_cudas_dispatcher_is_asked_of_a_cuda_build_alone():
         cwd=ROOT,
     )
     assert (run.returncode, run.stdout) == (2, "")
-    assert run.stderr == "This needs torch's CUDA build and g++.\n"
+    assert needs in run.stderr
+    assert run.stderr.count("\n") == 1
 
 
 @pytest.mark.skipif(torch.version.cuda is None, reason="this torch is a CPU build")
