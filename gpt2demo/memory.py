@@ -109,6 +109,7 @@ def forecast(
     with_context: bool = False,
     sizes: tuple[int, int] | None = None,
     ddp: bool = False,
+    followed: bool | None = None,
 ) -> MemoryForecast:
     """The peak of a run; from its second step on AdamW's moments count too.
 
@@ -123,6 +124,8 @@ def forecast(
         ddp: one process of several (DistributedDataParallel): the gradients' buckets live from the
             start to the end, and the tied gradient is copied into them. NCCL's own buffers lie
             outside torch's allocator and are not counted.
+        followed: whether a tracker sees every operation, under which autograd adds no gradient in
+            place; None = on a CPU, where one follows the first steps.
     """
     gpt = config.gpt
     B, T = sizes or (config.B, config.T)
@@ -161,7 +164,10 @@ def forecast(
     # cross-entropy's log-softmax, the loss's gradient of it, and what that is cast from or to: a
     # CPU's autocast lifts all of the loss to float32, others only what log-softmax returned
     logits = (3 * w if on_cpu else 2 * w + e) * N * V
-    embedding = 2 * w * V * C  # the embedding's share of the tied gradient, and the sum
+    # the embedding's share of the tied gradient, and the sum: autocast's gradient of the classifier
+    # lies as the weight does, and can be added to in place
+    in_place = amp and not (on_cpu if followed is None else followed)
+    embedding = (1 if in_place else 2) * w * V * C
     if config.compile:
         logits = 3 * e * N * V
         embedding = w * V * C + (e * V * C if amp else e * N * V)

@@ -47,7 +47,9 @@ def check(
     """
     found = measured(config, device_type, **measuring)
     for steps, peak in enumerate(found.after, 1):
-        told = forecast(replace(config, steps=steps), device_type, compute_capability=capability)
+        told = forecast(
+            replace(config, steps=steps), device_type, compute_capability=capability, followed=True
+        )
         assert told.live_bytes == pytest.approx(peak.peak_bytes, rel=0.005)  # what is promised
         assert abs(told.live_bytes - peak.peak_bytes) <= 4 * found.weight_tensors + 1024
         if told.phase == "optimizer step":
@@ -244,7 +246,7 @@ def test_forecast_is_the_measured_peak_of_any_shape(
         patch.setitem(config_module.MODELS, "shape", shape)
         config = RunConfig(model="shape", T=1 + int(share * (block_size - 1)), **setting)
         found = measured(config, device_type)
-        told = forecast(config, device_type).live_bytes
+        told = forecast(config, device_type, followed=True).live_bytes
     assert abs(told - found.peak_bytes) <= 4 * found.weight_tensors + 1024
 
 

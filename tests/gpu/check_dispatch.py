@@ -209,7 +209,7 @@ def main() -> int:
         config = RunConfig(**settings)
         tracker, did = two_steps(config, kernel)
         found = tracker.peak_bytes
-        told = forecast(config, "cuda", compute_capability=capability).live_bytes
+        told = forecast(config, "cuda", compute_capability=capability, followed=True).live_bytes
         faults = [f"off by {told - found:,} bytes"] if abs(told - found) > SLACK else []
         if config.attention == "manual" or kernel:  # nobody counts SDPA without a kernel
             faults += miscounted(config, did)
